@@ -1,0 +1,1 @@
+"""Speculative decoding that changes nothing about the output."""

@@ -1,0 +1,1 @@
+"""Drafting methods, one per file; a file is imported only when its method is chosen."""

@@ -1,0 +1,278 @@
+"""What a drafter is, what it may see, and how a new one becomes known.
+
+A drafter is one file in this package: a frozen config dataclass whose ``method`` is the file's name, and the class
+its ``build`` returns.  Flags, bench rows, metrics and the contract suite follow from the registration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+import pkgutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+import torch
+
+from outrider.errors import ConfigError
+from outrider.sampling.noise import Purpose, counter_word, gumbel_range
+from outrider.sampling.sampler import RequestSampler
+from outrider.tree import TokenTree, TreeBuilder
+from outrider.verify.base import Draws, KeyedDice, Verdict
+
+if TYPE_CHECKING:
+    from outrider.kv.pool import KVPool
+    from outrider.target.base import TargetModel, TargetOutput
+    from outrider.target.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a drafter asks of the engine, as data."""
+
+    branching: bool = False
+    """Its trees may branch."""
+    merged: bool = False
+    """Its trees may hold draws of several drafters below one node."""
+    deterministic: bool = False
+    """Some drafts are point masses given the text before them, whatever the acceptance rule."""
+    hidden_layers: tuple[int, ...] = ()
+    """Target layers whose hidden rows it reads."""
+
+
+class Proposal(NamedTuple):
+    """One token a drafter's distribution yields under the running acceptance rule."""
+
+    token: int
+    probability: float
+    """The drafter's probability of the token: an estimate of its acceptance."""
+    q: torch.Tensor | None
+    removed: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class DraftSequence:
+    """A read-only view of one request that may be drafted for."""
+
+    key: str
+    tokens: Sequence[int]
+    """Committed token ids, prompt first; the last is the anchor.  Grows in place between rounds."""
+    prompt_length: int
+    nodes: int
+    """Most nodes the tree may have, anchor included."""
+    depth: int
+    """Deepest draft that can still become text."""
+    round_number: int
+    sampler: RequestSampler
+
+    def builder(self) -> TreeBuilder:
+        """A tree of only the anchor, to grow."""
+        return TreeBuilder(self.tokens[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class DraftContext:
+    """What a drafter sees in one round."""
+
+    sequences: tuple[DraftSequence, ...]
+    draws: Draws
+
+    def pick(
+        self,
+        index: int,
+        logits: torch.Tensor,
+        paths: Sequence[Sequence[int]],
+        nodes: Sequence[int],
+        width: int,
+        source: int = 0,
+    ) -> list[list[Proposal]]:
+        """Turn drafter logits into proposals: the one place where a drafter's distribution meets the dice.
+
+        Args:
+            index: which sequence of the context.
+            logits: float [rows, ≥ vocabulary], the drafter's, in target token ids.
+            paths: drafted tokens from the anchor to each row.
+            nodes: each row's node in its tree, which names its dice under ratio rules.
+            width: proposals wanted per row.
+            source: which drafter of a merged tree asks.
+
+        Returns:
+            Per row its proposals, most promising first under target-only rules, in the order drawn under ratio rules.
+        """
+        sequence = self.sequences[index]
+        if self.draws is Draws.PERTURBED:
+            best = sequence.sampler.perturbed_best(logits, paths, width)
+            return [[Proposal(t, p, None, ()) for t, p in zip(*row, strict=True)] for row in best]
+        q = sequence.sampler.probabilities(logits, paths)
+        return [_DRAWERS[self.draws](sequence, row, node, width, source) for row, node in zip(q, nodes, strict=True)]
+
+
+def _most_probable(sequence: DraftSequence, q: torch.Tensor, node: int, width: int, source: int) -> list[Proposal]:
+    probabilities, tokens = torch.topk(q, min(width, int(torch.count_nonzero(q))))
+    return [Proposal(t, p, None, ()) for t, p in zip(tokens.tolist(), probabilities.tolist(), strict=True)]
+
+
+def _independent(sequence: DraftSequence, q: torch.Tensor, node: int, width: int, source: int) -> list[Proposal]:
+    sampler = sequence.sampler
+    dice = KeyedDice(sampler.seed, sequence.round_number, sampler.choice, Purpose.DRAFT, source)
+    tokens = [dice.draw(node, q) for _ in range(width)]
+    return [Proposal(token, float(q[token]), q, ()) for token in tokens]
+
+
+def _without_replacement(
+    sequence: DraftSequence, q: torch.Tensor, node: int, width: int, source: int
+) -> list[Proposal]:
+    """Gumbel top-k: the order of log q + noise is the order of draws without replacement (Kool et al. 2019)."""
+    sampler = sequence.sampler
+    words = (sequence.round_number, node, counter_word(Purpose.DRAFT, sampler.choice, source))
+    scores = torch.log(q) + gumbel_range(sampler.seed, len(q), words, q.device)
+    tokens = torch.topk(scores, min(width, int(torch.count_nonzero(q)))).indices.tolist()
+    return [Proposal(token, float(q[token]), q, tuple(tokens[:i])) for i, token in enumerate(tokens)]
+
+
+_DRAWERS = {
+    Draws.ARGMAX: _most_probable,
+    Draws.INDEPENDENT: _independent,
+    Draws.WITHOUT_REPLACEMENT: _without_replacement,
+}
+
+
+class Drafter(Protocol):
+    """Proposes trees.  It may be wrong, slow or silent; it may not change the output."""
+
+    needs: Needs
+
+    def open(self, context: DraftContext) -> None:
+        """Requests enter: their committed tokens are their prompts."""
+        ...
+
+    def propose(self, context: DraftContext) -> list[TokenTree]:
+        """One tree per sequence of the context, within its ``nodes`` and ``depth``; the anchor alone is legal."""
+        ...
+
+    def observe(
+        self,
+        context: DraftContext,
+        trees: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        output: TargetOutput,
+    ) -> None:
+        """Learn what became of every sequence that took part in the round, drafted for or not."""
+        ...
+
+    def close(self, key: str) -> None:
+        """Forget a request and release all that is held for it; unknown keys are ignored."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Workbench:
+    """What a drafter's config may build from."""
+
+    target: TargetModel
+    tokenizer: Tokenizer | None
+    pool: KVPool
+    draws: Draws
+    dtype: torch.dtype
+    device: torch.device
+    vocabulary: int
+    """Token ids at or past this are never drafted."""
+
+
+class DrafterConfig(Protocol):
+    """The options of one method: a frozen dataclass."""
+
+    method: ClassVar[str]
+    """The name of the method: its file's name."""
+
+    @property
+    def needs(self) -> Needs:
+        """What the drafter will ask, known before anything is loaded."""
+        ...
+
+    @property
+    def most_nodes(self) -> int:
+        """Most nodes of a tree, anchor included; 1 is plain decoding."""
+        ...
+
+    def build(self, bench: Workbench) -> Drafter:
+        """Make the drafter."""
+        ...
+
+
+def option(default: Any, help: str, *, low: float = 0, high: float | None = None, flag: str | None = None) -> Any:
+    """A field of a drafter's config: default, one line of help, bounds, and the flag that sets it.
+
+    Args:
+        default: the default value.
+        help: one line.
+        low: least value allowed, for numbers.
+        high: greatest value allowed, for numbers; None is unbounded.
+        flag: the command-line flag; by default made from the field's name.
+    """
+    return field(default=default, metadata={"help": help, "low": low, "high": high, "flag": flag})
+
+
+def check_options(config: Any) -> None:
+    """Refuse a config with a number out of its bounds.
+
+    Raises:
+        ConfigError: naming the method, the field and the bounds.
+    """
+    for item in dataclasses.fields(config):
+        low, high = item.metadata.get("low"), item.metadata.get("high")
+        value = getattr(config, item.name)
+        if low is None or isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        if not low <= value <= (math.inf if high is None else high):
+            bounds = f"at least {low:g}" + ("" if high is None else f" and at most {high:g}")
+            raise ConfigError(f"{config.method}: {item.name} must be {bounds}, not {value!r}")
+
+
+_REGISTRY: dict[str, type[DrafterConfig]] = {}
+
+
+def register(config: type[DrafterConfig]) -> type[DrafterConfig]:
+    """Make a method known; its name must be the name of the file it stands in."""
+    lacking = [name for name in ("method", "needs", "most_nodes", "build") if not hasattr(config, name)]
+    if lacking:
+        raise TypeError(f"drafter config {config.__name__} lacks {', '.join(lacking)}")
+    _REGISTRY[config.method] = config
+    return config
+
+
+def methods() -> list[str]:
+    """Names of every method, without importing them."""
+    from outrider import drafters
+
+    names = [module.name for module in pkgutil.iter_modules(drafters.__path__)]
+    return sorted(name for name in names if name != "base" and not name.startswith("_"))
+
+
+def config_class(name: str) -> type[DrafterConfig]:
+    """The config class of a method, importing its file.
+
+    Raises:
+        ConfigError: listing the methods there are.
+    """
+    key = name.lower().replace("-", "_")
+    if key not in _REGISTRY:
+        if key not in methods():
+            raise ConfigError(f"there is no drafter {name!r}; there are: {', '.join(methods())}")
+        importlib.import_module(f"outrider.drafters.{key}")
+    return _REGISTRY[key]
+
+
+def make_config(name: str, options: Mapping[str, Any]) -> DrafterConfig:
+    """A method's config with some options set.
+
+    Raises:
+        ConfigError: naming an option the method does not have, or one out of bounds.
+    """
+    found = config_class(name)
+    known = {item.name for item in dataclasses.fields(found)}  # type: ignore[arg-type]
+    for unknown in options.keys() - known:
+        raise ConfigError(f"{name} has no option {unknown!r}; it has: {', '.join(sorted(known)) or 'none'}")
+    return found(**options)

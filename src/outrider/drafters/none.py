@@ -1,0 +1,51 @@
+"""Plain decoding: the tree of only the anchor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from outrider.drafters.base import DraftContext, Needs, Workbench, register
+from outrider.target.base import TargetOutput
+from outrider.tree import TokenTree, root_only
+from outrider.verify.base import Verdict
+
+
+@register
+@dataclass(frozen=True)
+class NoDraft:
+    """Plain decoding; it has no options."""
+
+    method: ClassVar[str] = "none"
+    needs: ClassVar[Needs] = Needs()
+    most_nodes: ClassVar[int] = 1
+
+    def build(self, bench: Workbench) -> NoDrafter:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return NoDrafter()
+
+
+class NoDrafter:
+    """Proposes nothing."""
+
+    needs = NoDraft.needs
+
+    def open(self, context: DraftContext) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+
+    def propose(self, context: DraftContext) -> list[TokenTree]:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        return [root_only(sequence.tokens[-1]) for sequence in context.sequences]
+
+    def observe(
+        self,
+        context: DraftContext,
+        trees: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        output: TargetOutput,
+    ) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+
+    def close(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""

@@ -1,0 +1,21 @@
+"""The errors a user can cause, each one clear sentence that names the culprit and the way out."""
+
+
+class OutriderError(Exception):
+    """Base of every error Outrider raises on purpose; the command line turns it into exit code 2."""
+
+
+class ConfigError(OutriderError, ValueError):
+    """An option or sampling parameter has a value that cannot be served; the message names the field."""
+
+
+class ModelError(OutriderError):
+    """A model cannot be found, read or served; the message names the file or the architecture."""
+
+
+class RequestError(OutriderError, ValueError):
+    """One request cannot be served (empty prompt, prompt past the context); other requests go on."""
+
+
+class NumericsError(OutriderError, ArithmeticError):
+    """The target produced logits that are not numbers; the request that met them is ended."""

@@ -1,0 +1,63 @@
+"""Truncation of one row: which tokens may still be chosen after temperature, min_p, top_k and top_p.
+
+Every filter keeps a prefix of the tokens ordered by (probability descending, id ascending), so one sort of the few
+candidates serves all of them and the order is a fact of the row alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+
+_FIRST_GUESS: Final = 256
+_GROWTH: Final = 8
+
+
+def surviving_ids(scaled: torch.Tensor, *, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
+    """Ids that survive min_p, then top_k, then top_p, in ascending order.
+
+    Args:
+        scaled: float32 [vocabulary], logits divided by the temperature; minus infinity marks a banned token.
+        top_k: 0 keeps all.
+        top_p: measured on what min_p and top_k left, renormalised; 1 keeps all.
+        min_p: share of the most probable token's probability; 0 keeps all.
+
+    Returns:
+        int64 [survivors], never empty when one entry is finite.
+    """
+    candidates = _candidates(scaled, top_k=top_k, top_p=top_p, min_p=min_p)
+    values, order = torch.sort(scaled[candidates], descending=True, stable=True)
+    keep = len(values) if top_k == 0 else min(top_k, len(values))
+    if min_p > 0.0:
+        keep = min(keep, int((values >= values[0] + math.log(min_p)).sum()))
+    keep = min(keep, max(1, int(torch.isfinite(values).sum())))
+    if top_p < 1.0:
+        everything = scaled if top_k == 0 and min_p == 0.0 else values[:keep]
+        mass = torch.exp(values[:keep].double() - torch.logsumexp(everything.double(), 0))
+        before = torch.cumsum(mass, 0) - mass
+        keep = max(1, int((before < top_p).sum()))
+    return torch.sort(candidates[order[:keep]]).values
+
+
+def _candidates(scaled: torch.Tensor, *, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
+    """Ids in ascending order, a superset of the survivors that is closed under ties."""
+    vocabulary = scaled.shape[0]
+    if min_p > 0.0:
+        return torch.nonzero(scaled >= scaled.max() + math.log(min_p)).squeeze(1)
+    if 0 < top_k < vocabulary:
+        return _at_least_the(top_k, scaled)
+    if top_p < 1.0:
+        total = torch.logsumexp(scaled.double(), 0)
+        count = _FIRST_GUESS
+        while count < vocabulary:
+            best = torch.topk(scaled, count).values.double()
+            if float(torch.exp(best - total).sum()) > top_p:
+                return _at_least_the(count, scaled)
+            count *= _GROWTH
+    return torch.arange(vocabulary, device=scaled.device)
+
+
+def _at_least_the(count: int, scaled: torch.Tensor) -> torch.Tensor:
+    return torch.nonzero(scaled >= torch.topk(scaled, count).values[-1]).squeeze(1)

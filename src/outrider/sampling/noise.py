@@ -1,0 +1,123 @@
+"""Keyed noise: every random number is computed from what it is for, never taken from a stream.
+
+A number is named by the request's 64-bit seed and a four-word counter, so it does not depend on what else ran,
+in which order, or how far a drafter looked ahead.  Two families exist, and must not be mixed:
+
+* *choice* noise, one number per (token id, absolute position, choice): the target's own dice.  A drafter may read
+  them, because a draft is accepted only when it *is* the target's choice.
+* *round* noise, one number per (draw, round, node): the dice of ratio rules.  They are named by the round, not by
+  the position, because a round looks past the place where it stops; under a position they would be thrown twice.
+
+The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import torch
+
+WORD: Final = 0xFFFFFFFF
+_MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
+_WEYL: Final = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS: Final = 10
+
+
+class Purpose(enum.IntEnum):
+    """What a number is drawn for; the low bits of the counter's last word."""
+
+    CHOICE = 0
+    DRAFT = 1
+    ACCEPT = 2
+    FINAL = 3
+
+
+def counter_word(purpose: Purpose, choice: int, source: int = 0) -> int:
+    """Last counter word of a draw: purpose in bits 0-3, drafter in bits 4-7, choice index (of ``n``) above."""
+    return (purpose | (source & 0xF) << 4 | choice << 8) & WORD
+
+
+def philox_words(seed: int, words: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """Four 32-bit words for one counter, in plain integers.
+
+    Args:
+        seed: the 64-bit key.
+        words: the counter, least significant word first.
+    """
+    c0, c1, c2, c3 = words
+    k0, k1 = seed & WORD, (seed >> 32) & WORD
+    for _ in range(_ROUNDS):
+        p0, p1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & WORD, (p0 >> 32) ^ c3 ^ k1, p0 & WORD
+        k0, k1 = (k0 + _WEYL[0]) & WORD, (k1 + _WEYL[1]) & WORD
+    return c0, c1, c2, c3
+
+
+def philox_blocks(seed: int, first: torch.Tensor, words: tuple[int, int, int]) -> torch.Tensor:
+    """The same words for many counters that differ in their first word only.
+
+    Args:
+        seed: the 64-bit key.
+        first: int64 [N], the first counter word of each block.
+        words: the other three counter words.
+
+    Returns:
+        int64 [N, 4], each value a 32-bit word.
+    """
+    # 32 x 32 bit products fit 64 bits; int64 wraps in two's complement, so masking after the shift is exact.
+    c0 = first & WORD
+    c1, c2, c3 = (torch.full_like(c0, word) for word in words)
+    k0, k1 = seed & WORD, (seed >> 32) & WORD
+    for _ in range(_ROUNDS):
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1 = ((p1 >> 32) & WORD) ^ c1 ^ k0, p1 & WORD
+        c2, c3 = ((p0 >> 32) & WORD) ^ c3 ^ k1, p0 & WORD
+        k0, k1 = (k0 + _WEYL[0]) & WORD, (k1 + _WEYL[1]) & WORD
+    return torch.stack((c0, c1, c2, c3), dim=1)
+
+
+def uniform(seed: int, words: tuple[int, int, int, int]) -> float:
+    """A number in [0, 1) with 53 random bits."""
+    low, high, _, _ = philox_words(seed, words)
+    return ((high << 21) | (low >> 11)) * 2.0**-53
+
+
+def gumbel_from_words(words: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise, float64, from 32-bit words.
+
+    ``-log E`` with ``E = -log1p(-(x + 1/2) / 2**32)``: the fine end of the unit interval is the winning end, so the
+    largest values are resolved to 2**-33 and none is infinite.
+    """
+    exponential = -torch.log1p(-(words.double() + 0.5) * 2.0**-32)
+    return -torch.log(exponential)
+
+
+def gumbel(seed: int, token_ids: torch.Tensor, words: tuple[int, int, int]) -> torch.Tensor:
+    """Gumbel noise of given token ids; token ``t`` reads word ``t % 4`` of block ``t // 4``.
+
+    Args:
+        seed: the request's 64-bit seed.
+        token_ids: int64 [N], target token ids.
+        words: the last three counter words.
+
+    Returns:
+        float64 [N].
+    """
+    blocks = philox_blocks(seed, token_ids >> 2, words)
+    return gumbel_from_words(blocks.gather(1, (token_ids & 3).unsqueeze(1)).squeeze(1))
+
+
+def gumbel_range(seed: int, count: int, words: tuple[int, int, int], device: torch.device) -> torch.Tensor:
+    """Gumbel noise of the token ids 0 … count − 1: one Philox block serves four tokens.
+
+    Returns:
+        float64 [count].
+    """
+    first = torch.arange((count + 3) >> 2, dtype=torch.int64, device=device)
+    return gumbel_from_words(philox_blocks(seed, first, words).reshape(-1)[:count])
+
+
+def choice_words(position: int, choice: int) -> tuple[int, int, int]:
+    """Counter words of the target's own choice of the token at an absolute position."""
+    return position & WORD, choice & WORD, int(Purpose.CHOICE)

@@ -1,0 +1,244 @@
+"""The one place where logits become a distribution, for plain, draft and verify rows alike.
+
+A row's distribution depends on the history *committed tokens + drafts on the row's own path*: penalties, bad words,
+minimum length and custom processors all read that history, so a drafted token is judged exactly as the same token
+would be in plain decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import overload
+
+import torch
+
+from outrider.errors import NumericsError
+from outrider.sampling.distribution import surviving_ids
+from outrider.sampling.noise import choice_words, gumbel, gumbel_range
+from outrider.sampling.params import SamplingParams
+
+Path = Sequence[int]
+"""Drafted tokens between the last committed token and a row, that row's own token last; empty for the anchor."""
+
+
+class History(Sequence[int]):
+    """Token ids so far on one row's path: a view, so that no round copies the text."""
+
+    def __init__(self, committed: Sequence[int], path: Path) -> None:
+        self._committed, self._path = committed, path
+
+    def __len__(self) -> int:
+        return len(self._committed) + len(self._path)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if index < 0:
+            index += len(self)
+        cut = len(self._committed)
+        return self._committed[index] if index < cut else self._path[index - cut]
+
+
+class RequestSampler:
+    """Turns logits rows of one request into its tokens or probabilities.
+
+    Args:
+        params: what the user asked for.
+        seed: the request's 64-bit seed.
+        choice: index among the ``n`` completions of the prompt.
+        vocabulary: token ids at or past this are never chosen.
+        committed: the request's token ids, prompt first; read, never copied, and grown by the scheduler.
+        prompt_length: how many of them are the prompt.
+        end_ids: token ids that end the output, impossible before ``min_tokens``.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        seed: int,
+        choice: int,
+        vocabulary: int,
+        committed: Sequence[int],
+        prompt_length: int,
+        end_ids: Iterable[int],
+    ) -> None:
+        self.params, self.seed, self.choice, self.vocabulary = params, seed, choice, vocabulary
+        self._committed, self._prompt_length = committed, prompt_length
+        self._end_ids = torch.tensor(sorted(end_ids), dtype=torch.int64)
+        self._bias_ids = torch.tensor(sorted(params.logit_bias), dtype=torch.int64)
+        self._bias = torch.tensor([params.logit_bias[int(i)] for i in self._bias_ids], dtype=torch.float32)
+        self._counts = _TokenCounts(vocabulary) if _has_penalties(params) else None
+        if self._counts is not None:
+            self._counts.add_prompt(committed[:prompt_length])
+        self.adjusts = bool(
+            self._counts is not None
+            or params.logit_bias
+            or params.bad_words
+            or params.allowed_token_ids is not None
+            or params.processors
+            or (params.min_tokens > 0 and len(self._end_ids))
+        )
+        """Whether rows need more than the raw logits before temperature."""
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Take emitted tokens into the penalty counts."""
+        if self._counts is not None:
+            self._counts.add_output(tokens)
+
+    def position(self, path: Path) -> int:
+        """Absolute position of the token that follows a path."""
+        return len(self._committed) + len(path)
+
+    def choose(self, logits: torch.Tensor, paths: Sequence[Path]) -> list[int]:
+        """The target's own token after each row: the coupled rule's only question.
+
+        Args:
+            logits: float [rows, ≥ vocabulary].
+            paths: one drafted path per row.
+
+        Returns:
+            One token id per row: ``argmax(logit / T + Gumbel(seed, position))``, or the plain argmax at temperature 0.
+
+        Raises:
+            NumericsError: a row holds NaN or infinity, or no token is allowed.
+        """
+        adjusted = self._adjusted(logits, paths)
+        if self.params.greedy:
+            best, tokens = adjusted.max(dim=1)
+            _check_best(best)
+            return [int(token) for token in tokens.tolist()]
+        _check_best(adjusted.amax(dim=1))
+        return [self._perturbed(row, path)[1] for row, path in zip(adjusted, paths, strict=True)]
+
+    def perturbed_best(
+        self, logits: torch.Tensor, paths: Sequence[Path], width: int
+    ) -> list[tuple[list[int], list[float]]]:
+        """The ``width`` best tokens of each row under the target's own noise, best first, with their probabilities.
+
+        This is what a coupled drafter proposes: its first is the token it believes the target will choose.
+        """
+        found = []
+        for row, path in zip(self._adjusted(logits, paths), paths, strict=True):
+            ids, scaled = self._survivors(row)
+            scores = scaled if self.params.greedy else scaled + self._noise(ids, path, row.device)
+            order = torch.topk(scores, min(width, len(scores))).indices
+            probabilities = torch.softmax(scaled, 0)[order].tolist()
+            tokens = order.tolist() if ids is None else ids[order].tolist()
+            found.append((tokens, probabilities))
+        return found
+
+    def probabilities(self, logits: torch.Tensor, paths: Sequence[Path]) -> torch.Tensor:
+        """Each row's full distribution after all processing; temperature 0 is one-hot.
+
+        Returns:
+            float64 [rows, vocabulary] on the CPU, each row summing to 1.
+        """
+        adjusted = self._adjusted(logits, paths)
+        best = adjusted.argmax(dim=1)
+        _check_best(adjusted.gather(1, best.unsqueeze(1)).squeeze(1))
+        result = torch.zeros(len(paths), self.vocabulary, dtype=torch.float64)
+        if self.params.greedy:
+            result[torch.arange(len(paths)), best.cpu()] = 1.0
+            return result
+        for out, row in zip(result, adjusted, strict=True):
+            ids, scaled = self._survivors(row)
+            out[slice(None) if ids is None else ids.cpu()] = torch.softmax(scaled.double(), 0).cpu()
+        return result
+
+    def _perturbed(self, row: torch.Tensor, path: Path) -> tuple[float, int]:
+        ids, scaled = self._survivors(row)
+        score, index = (scaled + self._noise(ids, path, row.device)).max(dim=0)
+        return float(score), int(index) if ids is None else int(ids[index])
+
+    def _noise(self, ids: torch.Tensor | None, path: Path, device: torch.device) -> torch.Tensor:
+        words = choice_words(self.position(path), self.choice)
+        if ids is None:
+            return gumbel_range(self.seed, self.vocabulary, words, device).float()
+        return gumbel(self.seed, ids, words).float()
+
+    def _survivors(self, row: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Surviving ids (None: all) and their logits over temperature; greedy rows keep their logits."""
+        params = self.params
+        scaled = row if params.greedy else row / params.temperature
+        if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0:
+            return None, scaled
+        ids = surviving_ids(scaled, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
+        return ids, scaled[ids]
+
+    def _adjusted(self, logits: torch.Tensor, paths: Sequence[Path]) -> torch.Tensor:
+        """Logits [rows, vocabulary] in float32 after everything that comes before temperature."""
+        adjusted = logits[:, : self.vocabulary].float()
+        if not self.adjusts:
+            return adjusted
+        if adjusted.data_ptr() == logits.data_ptr():
+            adjusted = adjusted.clone()
+        rows = [self._adjust(row, path) for row, path in zip(adjusted, paths, strict=True)]
+        return torch.stack(rows)
+
+    def _adjust(self, row: torch.Tensor, path: Path) -> torch.Tensor:
+        params, device = self.params, row.device
+        if params.allowed_token_ids is not None:
+            allowed = torch.tensor(params.allowed_token_ids, device=device)
+            row = torch.full_like(row, -torch.inf).index_copy(0, allowed, row[allowed])
+        history = History(self._committed, path)
+        for word in params.bad_words:
+            if len(history) >= len(word) - 1 and _ends_with(history, word[:-1]):
+                row[word[-1]] = -torch.inf
+        if len(self._bias_ids):
+            row[self._bias_ids.to(device)] += self._bias.to(device)
+        if len(history) - self._prompt_length < params.min_tokens:
+            row[self._end_ids.to(device)] = -torch.inf
+        for processor in params.processors:
+            row = processor(history, row)
+        if self._counts is not None:
+            row = self._counts.penalise(row, path, params)
+        return row
+
+
+class _TokenCounts:
+    """How often each token stands in prompt and output, kept up to date so that no round recounts the text."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._in_prompt = torch.zeros(vocabulary, dtype=torch.bool)
+        self._in_output = torch.zeros(vocabulary, dtype=torch.float32)
+
+    def add_prompt(self, tokens: Sequence[int]) -> None:
+        self._in_prompt[torch.tensor(list(tokens), dtype=torch.int64)] = True
+
+    def add_output(self, tokens: Sequence[int]) -> None:
+        ids = torch.tensor(list(tokens), dtype=torch.int64)
+        self._in_output.index_add_(0, ids, torch.ones(len(ids)))
+
+    def penalise(self, row: torch.Tensor, path: Path, params: SamplingParams) -> torch.Tensor:
+        counts = self._in_output
+        if path:
+            ids = torch.tensor(list(path), dtype=torch.int64)
+            counts = counts.index_add(0, ids, torch.ones(len(ids)))
+        counts = counts.to(row.device)
+        seen = self._in_prompt.to(row.device) | (counts > 0)
+        factor = params.repetition_penalty
+        repeated = torch.where(row > 0, row / factor, row * factor)
+        row = torch.where(seen, repeated, row)
+        return row - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
+
+
+def _ends_with(history: History, tail: Sequence[int]) -> bool:
+    offset = len(history) - len(tail)
+    return all(history[offset + i] == token for i, token in enumerate(tail))
+
+
+def _check_best(best: torch.Tensor) -> None:
+    if bool(torch.isfinite(best).all()):
+        return
+    if bool((best == -torch.inf).any()):
+        raise NumericsError("no token is left to choose from; loosen allowed_token_ids, bad_words or logit_bias")
+    raise NumericsError("the target's logits hold NaN or infinity; the request was ended")

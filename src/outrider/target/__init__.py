@@ -1,0 +1,1 @@
+"""Models: loading them, and the backends that run them."""

@@ -1,0 +1,271 @@
+"""Draft trees, and the flat batch of rows that one pass of a model computes.
+
+Words: the *anchor* (node 0, the root) is the last committed token; a *node* is one drafted token; a *row* is one
+position of a forward pass.  *Forced* rows are committed tokens whose keys and values are still missing: a prompt's
+chunk is nothing but forced rows, so prefill needs no path of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+NO_PARENT = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One draw of a drafter.  Two may share a node: merging keeps the multiplicities that multi-step needs."""
+
+    node: int
+    source: int = 0
+    """Which drafter of a merged tree drew it."""
+    q: torch.Tensor | None = None
+    """float64 [vocabulary], the law the token was drawn from before its siblings; None is a point mass."""
+    removed: tuple[int, ...] = ()
+    """Sibling tokens drawn before it without replacement: its law is q without them, renormalised."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTree:
+    """What one sequence puts before the target in one round; node 0 is the anchor.
+
+    Raises:
+        ValueError: a parent does not precede its child, two children of a node share a token, or lengths differ.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    survival: tuple[float, ...]
+    """Estimated probability that the path to the node is accepted; never rises down a path."""
+    candidates: tuple[Candidate, ...]
+    """Every draw in the order it was made; the order is the order of the acceptance tests."""
+
+    def __post_init__(self) -> None:
+        """Check what every reader relies on."""
+        count = len(self.tokens)
+        if count == 0 or not count == len(self.parents) == len(self.survival):
+            raise ValueError("a tree has an anchor, and one parent and one survival per node")
+        if self.parents[0] != NO_PARENT or any(not 0 <= p < i for i, p in enumerate(self.parents) if i):
+            raise ValueError(f"every parent must precede its child: {self.parents}")
+        if len(set(zip(self.parents, self.tokens, strict=True))) != count:
+            raise ValueError("two children of one node hold the same token")
+        if {candidate.node for candidate in self.candidates} != set(range(1, count)):
+            raise ValueError("every drafted node needs a candidate, and every candidate a drafted node")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Distance of each node from the anchor."""
+        depths = [0] * len(self)
+        for node in range(1, len(self)):
+            depths[node] = depths[self.parents[node]] + 1
+        return tuple(depths)
+
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """Child nodes of each node, in order."""
+        children: list[list[int]] = [[] for _ in range(len(self))]
+        for node in range(1, len(self)):
+            children[self.parents[node]].append(node)
+        return tuple(map(tuple, children))
+
+    @cached_property
+    def paths(self) -> tuple[tuple[int, ...], ...]:
+        """Drafted tokens from the anchor (left out) to each node."""
+        paths: list[tuple[int, ...]] = [()]
+        for node in range(1, len(self)):
+            paths.append((*paths[self.parents[node]], self.tokens[node]))
+        return tuple(paths)
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """Whether no node has two children."""
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of a node that holds a token."""
+        return next((child for child in self.children[node] if self.tokens[child] == token), None)
+
+    def siblings(self, node: int) -> list[Candidate]:
+        """The candidates below a node in the order they were drawn."""
+        return [candidate for candidate in self.candidates if self.parents[candidate.node] == node]
+
+
+class TreeBuilder:
+    """Grows a tree node by node; a token drawn twice below one node is one node with two candidates."""
+
+    def __init__(self, anchor: int) -> None:
+        self.tokens, self.parents, self.survival = [anchor], [NO_PARENT], [1.0]
+        self.paths: list[tuple[int, ...]] = [()]
+        self._candidates: list[Candidate] = []
+        self._index: dict[tuple[int, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(
+        self,
+        parent: int,
+        token: int,
+        *,
+        survival: float = 1.0,
+        source: int = 0,
+        q: torch.Tensor | None = None,
+        removed: tuple[int, ...] = (),
+    ) -> int:
+        """Put a token below a node and return its node.
+
+        Args:
+            parent: node to hang it on.
+            token: target token id.
+            survival: estimated acceptance given the parent, in [0, 1].
+            source: which drafter drew it.
+            q: the law it was drawn from; None for a point mass.
+            removed: siblings drawn before it without replacement.
+        """
+        node = self._index.get((parent, token))
+        if node is None:
+            node = self._index[parent, token] = len(self.tokens)
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.survival.append(self.survival[parent] * min(1.0, max(0.0, survival)))
+            self.paths.append((*self.paths[parent], token))
+        self._candidates.append(Candidate(node, source, q, removed))
+        return node
+
+    def chain(self, tokens: Iterable[int]) -> TreeBuilder:
+        """Hang a run of point-mass tokens below the last node."""
+        node = len(self) - 1
+        for token in tokens:
+            node = self.add(node, token)
+        return self
+
+    def graft(self, tree: TokenTree, source: int) -> None:
+        """Merge another tree with the same anchor: equal paths become one node, every draw keeps its law."""
+        where = {0: 0}
+        for candidate in tree.candidates:
+            node, parent = candidate.node, tree.parents[candidate.node]
+            above = tree.survival[parent]
+            share = tree.survival[node] / above if above > 0 else 0.0
+            where[node] = self.add(
+                where[parent],
+                tree.tokens[node],
+                survival=share,
+                source=source,
+                q=candidate.q,
+                removed=candidate.removed,
+            )
+
+    def build(self) -> TokenTree:
+        """The finished tree."""
+        return TokenTree(tuple(self.tokens), tuple(self.parents), tuple(self.survival), tuple(self._candidates))
+
+
+def root_only(anchor: int) -> TokenTree:
+    """Plain decoding: a tree of only the anchor."""
+    return TokenTree((anchor,), (NO_PARENT,), (1.0,), ())
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceRows:
+    """What one sequence puts into a pass.
+
+    Row layout: forced tokens first, then the tree's nodes.  ``tree`` is None while the forced rows do not yet reach
+    the last committed token.
+    """
+
+    key: str
+    """Names the sequence's page table."""
+    context: int
+    """Rows it already has in the cache; the first new row stands at this position."""
+    forced: tuple[int, ...]
+    tree: TokenTree | None
+    all_logits: bool = False
+    """Logits of the forced rows are wanted too (prompt logprobs)."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows it puts into the pass."""
+        return len(self.forced) + (len(self.tree) if self.tree else 0)
+
+
+@dataclass(frozen=True, eq=False)
+class TreeBatch:
+    """One pass over every sequence's rows, flat."""
+
+    sequences: tuple[SequenceRows, ...]
+    starts: tuple[int, ...]
+    """First row of each sequence."""
+    tokens: torch.Tensor
+    """int64 [rows]."""
+    positions: torch.Tensor
+    """int64 [rows], absolute; siblings share one."""
+    wanted: torch.Tensor
+    """int64 [wanted rows], rows whose logits are needed, in order."""
+    wanted_starts: tuple[int, ...]
+    """Where each sequence's logits begin among the wanted rows."""
+    _tails: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def pack(cls, sequences: Sequence[SequenceRows], device: torch.device | str = "cpu") -> TreeBatch:
+        """Lay sequences out one after the other."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        wanted: list[int] = []
+        starts: list[int] = []
+        wanted_starts: list[int] = []
+        for sequence in sequences:
+            start, first = len(tokens), sequence.context + len(sequence.forced)
+            starts.append(start)
+            wanted_starts.append(len(wanted))
+            tokens += sequence.forced
+            positions += range(sequence.context, first)
+            if sequence.tree:
+                tokens += sequence.tree.tokens
+                positions += [first + depth for depth in sequence.tree.depths]
+            skip = 0 if sequence.all_logits else len(sequence.forced)
+            wanted += range(start + skip, len(tokens))
+        return cls(
+            tuple(sequences),
+            tuple(starts),
+            torch.tensor(tokens, dtype=torch.int64, device=device),
+            torch.tensor(positions, dtype=torch.int64, device=device),
+            torch.tensor(wanted, dtype=torch.int64, device=device),
+            tuple(wanted_starts),
+        )
+
+    def tree_logits(self, logits: torch.Tensor, index: int) -> torch.Tensor:
+        """The rows of ``logits`` [wanted rows, vocabulary] that belong to one sequence's tree."""
+        sequence = self.sequences[index]
+        start = self.wanted_starts[index] + (len(sequence.forced) if sequence.all_logits else 0)
+        return logits[start : start + (len(sequence.tree) if sequence.tree else 0)]
+
+    def forced_logits(self, logits: torch.Tensor, index: int) -> torch.Tensor:
+        """The rows of ``logits`` that belong to one sequence's forced tokens; empty unless it asked for them."""
+        sequence = self.sequences[index]
+        start = self.wanted_starts[index]
+        return logits[start : start + (len(sequence.forced) if sequence.all_logits else 0)]
+
+    def visible(self, index: int) -> torch.Tensor:
+        """Bool [rows, rows]: which new rows of a sequence each of its rows sees: its ancestors and itself."""
+        found = self._tails.get(index)
+        if found is None:
+            found = self._tails[index] = _ancestors(self.sequences[index]).to(self.tokens.device)
+        return found
+
+
+def _ancestors(sequence: SequenceRows) -> torch.Tensor:
+    seen = torch.ones(sequence.rows, sequence.rows, dtype=torch.bool).tril()
+    tree, forced = sequence.tree, len(sequence.forced)
+    if tree is not None and not tree.is_chain:
+        for node in range(1, len(tree)):
+            row, parent = forced + node, forced + tree.parents[node]
+            seen[row] = seen[parent]
+            seen[row, row] = True
+    return seen

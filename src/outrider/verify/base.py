@@ -1,0 +1,220 @@
+"""What an acceptance rule is: the verdict it returns, the rows and dice it may use, and where it is exact."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Protocol
+
+import torch
+
+from outrider.errors import ConfigError
+from outrider.sampling.noise import Purpose, counter_word, uniform
+from outrider.sampling.sampler import RequestSampler
+from outrider.tree import TokenTree
+
+
+class Draws(enum.Enum):
+    """How a rule wants a drafter's distribution turned into proposals."""
+
+    PERTURBED = "best under the target's own noise"
+    ARGMAX = "most probable"
+    INDEPENDENT = "independent samples"
+    WITHOUT_REPLACEMENT = "samples without replacement"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a round kept of one tree."""
+
+    path: tuple[int, ...]
+    """Accepted nodes from the anchor's child on; a root-to-node path of the tree."""
+    tokens: tuple[int, ...]
+    """Emitted tokens: the accepted drafts, then the bonus unless the output ended before it."""
+    drafted: tuple[int, ...]
+    """Nodes in the tree by depth, depth 1 first."""
+    tested: tuple[int, ...]
+    """1 at each depth where the accepted path reached a node with a child."""
+    accepted: tuple[int, ...]
+    """1 at each depth of the accepted path."""
+
+    @classmethod
+    def of(cls, tree: TokenTree, path: Sequence[int], bonus: int) -> Verdict:
+        """The verdict that accepts a path of nodes and emits one token after it."""
+        tokens = (*(tree.tokens[node] for node in path), bonus)
+        return cls(tuple(path), tokens, *_counts(tree, path))
+
+    def cut(self, tree: TokenTree, emitted: int) -> Verdict:
+        """The same verdict when the output ends after its first ``emitted`` tokens."""
+        if emitted >= len(self.tokens):
+            return self
+        path = self.path[:emitted]
+        drafted, tested, accepted = _counts(tree, path)
+        return Verdict(path, self.tokens[:emitted], drafted, tested[:emitted], accepted)
+
+
+def _counts(tree: TokenTree, path: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    deepest = max(tree.depths)
+    drafted = [0] * deepest
+    for depth in tree.depths[1:]:
+        drafted[depth - 1] += 1
+    tested = [1 for node in (0, *path) if tree.children[node]]
+    return tuple(drafted), tuple(tested), (1,) * len(path)
+
+
+class Dice(Protocol):
+    """The randomness of a ratio rule; tests replace it to enumerate every outcome of the real code."""
+
+    def coin(self, node: int, probability: float) -> bool:
+        """Whether an event of this probability happens; one draw at this node."""
+        ...
+
+    def draw(self, node: int, weights: torch.Tensor) -> int:
+        """An index drawn in proportion to non-negative ``weights``, float64 [n]; one draw at this node."""
+        ...
+
+
+class KeyedDice:
+    """Dice named by request seed, round and node: never by position alone, which a round may look past.
+
+    Args:
+        seed: the request's 64-bit seed.
+        round_number: rounds this request has begun; the same number never returns.
+        choice: index among the ``n`` completions.
+        purpose: what the numbers are for.
+        source: which drafter of a merged tree throws them.
+    """
+
+    def __init__(self, seed: int, round_number: int, choice: int, purpose: Purpose, source: int = 0) -> None:
+        self._seed, self._round = seed, round_number
+        self._last_word = counter_word(purpose, choice, source)
+        self._thrown: dict[int, int] = {}
+
+    def coin(self, node: int, probability: float) -> bool:
+        """See :class:`Dice`."""
+        return self._uniform(node) < probability
+
+    def draw(self, node: int, weights: torch.Tensor) -> int:
+        """See :class:`Dice`."""
+        cumulative = torch.cumsum(weights, 0)
+        place = torch.tensor(self._uniform(node) * float(cumulative[-1]), dtype=cumulative.dtype)
+        index = int(torch.searchsorted(cumulative, place, right=True))
+        # Rounding may carry the place to the very end; the last possible token is the right one there.
+        return index if index < len(weights) else int(torch.nonzero(weights)[-1])
+
+    def _uniform(self, node: int) -> float:
+        draw = self._thrown.get(node, 0)
+        self._thrown[node] = draw + 1
+        return uniform(self._seed, (draw, self._round, node, self._last_word))
+
+
+class TargetRows:
+    """The target's answer to one sequence's tree, computed only as far as a rule asks.
+
+    Args:
+        logits: float [nodes, ≥ vocabulary].
+        tree: the tree they answer.
+        sampler: turns rows into distributions.
+        round_number: the request's round, for the dice of ratio rules.
+        best: the argmax of each row when the batch took it for all sequences at once, else None.
+    """
+
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        tree: TokenTree,
+        sampler: RequestSampler,
+        round_number: int,
+        best: Callable[[], list[int]] | None = None,
+    ) -> None:
+        self.logits, self.tree, self._sampler, self._best = logits, tree, sampler, best
+        self._round = round_number
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        """The target's own token after each node."""
+        if self._best is not None:
+            return self._best()
+        return self._sampler.choose(self.logits, self.tree.paths)
+
+    @cached_property
+    def probabilities(self) -> torch.Tensor:
+        """float64 [nodes, vocabulary] on the CPU: the target's distribution after each node."""
+        return self._sampler.probabilities(self.logits, self.tree.paths)
+
+    def dice(self, purpose: Purpose) -> Dice:
+        """Dice for one purpose in this round."""
+        return KeyedDice(self._sampler.seed, self._round, self._sampler.choice, purpose)
+
+
+class Verifier(Protocol):
+    """One acceptance rule.  Capabilities are data; the engine never asks for a name."""
+
+    name: ClassVar[str]
+    lossless: ClassVar[bool]
+    draws: ClassVar[Draws]
+    """How drafters that have a distribution must draw from it."""
+    trees: ClassVar[bool]
+    """Exact for trees that branch."""
+    merged: ClassVar[bool]
+    """Exact for trees merged from several drafters."""
+    deterministic: ClassVar[bool]
+    """Exact for drafts that are a point mass given the text before them."""
+
+    def accept(self, tree: TokenTree, rows: TargetRows) -> Verdict:
+        """Decide which path of a tree becomes text, and the token after it."""
+        ...
+
+
+_REGISTRY: dict[str, type[Verifier]] = {}
+
+
+def register(rule: type[Verifier]) -> type[Verifier]:
+    """Make a rule known under its name."""
+    _REGISTRY[rule.name] = rule
+    return rule
+
+
+def registered() -> dict[str, type[Verifier]]:
+    """Every rule by name."""
+    return dict(sorted(_REGISTRY.items()))
+
+
+def make_verifier(name: str) -> Verifier:
+    """The rule of a name.
+
+    Raises:
+        ConfigError: listing the rules there are.
+    """
+    key = name.lower().replace("_", "-")
+    if key not in _REGISTRY:
+        raise ConfigError(f"there is no verifier {name!r}; there are: {', '.join(registered())}")
+    return _REGISTRY[key]()
+
+
+def check_exact(verifier: Verifier, method: str, *, branching: bool, merged: bool, deterministic: bool) -> None:
+    """Refuse a rule for drafts it is not exact for.
+
+    Raises:
+        ConfigError: naming the rule, the method and what the rule lacks.
+    """
+    lacking = (
+        (branching and not verifier.trees, "trees that branch"),
+        (merged and not verifier.merged, "trees merged from several drafters"),
+        (deterministic and not verifier.deterministic, "deterministic drafts"),
+    )
+    for fails, what in lacking:
+        if fails:
+            raise ConfigError(
+                f"verifier {verifier.name!r} is not exact for {what}, which {method!r} proposes; "
+                f"use one of: {', '.join(_exact_rules(branching, merged, deterministic))}"
+            )
+
+
+def _exact_rules(branching: bool, merged: bool, deterministic: bool) -> Iterable[str]:
+    for name, rule in registered().items():
+        exact = ((rule.trees, branching), (rule.merged, merged), (rule.deterministic, deterministic))
+        if all(can or not must for can, must in exact):
+            yield name
