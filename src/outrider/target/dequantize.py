@@ -1,0 +1,179 @@
+"""Turn the quantised blocks of a GGUF file into ordinary numbers.
+
+Every kind stores fixed-size blocks; a decoder reads ``n`` of them at once and writes their elements as fp32.
+The order of the fp32 operations is the one of the reference implementation (gguf's ``quants.py``), multiply
+first and add second with no fused step, so the results are equal bit for bit.
+
+Byte layouts are little-endian, as both the format and the supported hosts are.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CHUNK_ELEMENTS = 1 << 18  # 1 MiB of fp32: large enough to hide call costs, small enough for the L2 cache
+
+
+@dataclass(frozen=True)
+class TensorKind:
+    """How one GGUF tensor kind packs its elements: a block is `block_bytes` long and holds `block_elements`."""
+
+    name: str
+    block_elements: int
+    block_bytes: int
+    decode: Callable[[Tensor, Tensor], None]
+
+
+def dequantize(raw: Tensor, kind: TensorKind, out: Tensor) -> None:
+    """Decode whole blocks into `out`, in row order.
+
+    Args:
+        raw: the stored bytes, uint8, contiguous, any shape, whole blocks.
+        kind: how they are packed.
+        out: contiguous fp32, bf16 or fp16, as many elements as `raw` holds; others than fp32 are rounded
+            from the fp32 result.
+    """
+    blocks = raw.view(-1, kind.block_bytes)
+    target = out.view(-1, kind.block_elements)
+    step = max(1, CHUNK_ELEMENTS // kind.block_elements)
+    scratch = None if out.dtype == torch.float32 else torch.empty(step, kind.block_elements)
+    for start in range(0, len(blocks), step):
+        part, goal = blocks[start : start + step], target[start : start + step]
+        if scratch is None:
+            kind.decode(part, goal)
+        else:
+            kind.decode(part, scratch[: len(part)])
+            goal.copy_(scratch[: len(part)])
+
+
+def _halves(blocks: Tensor, start: int) -> Tensor:
+    """Read the fp16 number at byte `start` of every block: [n, bytes] uint8 -> [n, 1] fp32."""
+    return blocks[:, start : start + 2].view(torch.float16).float()
+
+
+def _plain(dtype: torch.dtype) -> Callable[[Tensor, Tensor], None]:
+    def decode(blocks: Tensor, out: Tensor) -> None:
+        out.copy_(blocks.view(dtype))
+
+    return decode
+
+
+def _q4_0(blocks: Tensor, out: Tensor) -> None:
+    scale = _halves(blocks, 0)
+    codes = blocks[:, 2:].contiguous()
+    out[:, :16] = (codes & 15).view(torch.int8) - 8
+    out[:, 16:] = (codes >> 4).view(torch.int8) - 8
+    out.mul_(scale)
+
+
+def _q4_1(blocks: Tensor, out: Tensor) -> None:
+    scale, low = _halves(blocks, 0), _halves(blocks, 2)
+    codes = blocks[:, 4:].contiguous()
+    out[:, :16] = codes & 15
+    out[:, 16:] = codes >> 4
+    out.mul_(scale).add_(low)
+
+
+# Row b holds, for the eight bits of byte b from the lowest up, one byte of 16 where the bit is set.
+_SPREAD_BITS = ((torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1).to(torch.uint8).mul_(16)
+
+
+def _fifth_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Spread the 32 high bits of a 5-bit block: [n, 4] uint8 -> two [n, 16] uint8 of 0 or 16."""
+    words = packed.view(torch.int16).t().to(torch.int32)  # [2, n]: the first half's bits, the second half's
+    index = torch.stack((words & 255, (words >> 8) & 255), dim=2).view(-1)
+    table = _SPREAD_BITS.view(torch.int64).view(-1)
+    first, second = table.index_select(0, index).view(torch.uint8).view(2, -1, 16)
+    return first, second
+
+
+def _q5_0(blocks: Tensor, out: Tensor) -> None:
+    scale = _halves(blocks, 0)
+    first, second = _fifth_bits(blocks[:, 2:6])
+    codes = blocks[:, 6:].contiguous()
+    out[:, :16] = ((codes & 15) | first).view(torch.int8) - 16
+    out[:, 16:] = ((codes >> 4) | second).view(torch.int8) - 16
+    out.mul_(scale)
+
+
+def _q5_1(blocks: Tensor, out: Tensor) -> None:
+    scale, low = _halves(blocks, 0), _halves(blocks, 2)
+    first, second = _fifth_bits(blocks[:, 4:8])
+    codes = blocks[:, 8:].contiguous()
+    out[:, :16] = (codes & 15) | first
+    out[:, 16:] = (codes >> 4) | second
+    out.mul_(scale).add_(low)
+
+
+def _q8_0(blocks: Tensor, out: Tensor) -> None:
+    out.copy_(blocks[:, 2:].view(torch.int8)).mul_(_halves(blocks, 0))
+
+
+def _scales_and_mins(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Unpack the K-quants' header: two fp16 factors and 2 x 8 six-bit numbers in 12 bytes.
+
+    The six-bit numbers are worked on four at a time, a byte each of an int32.
+
+    Args:
+        blocks: [n, bytes] uint8, the header in the first 16 bytes.
+
+    Returns:
+        The scales and the minima of the eight groups of 32 elements, each [n, 8, 1] fp32.
+    """
+    a, b, c = blocks[:, 4:16].view(torch.int32).t().contiguous()
+    nibbles, upper_two, six = 0x0F0F0F0F, 0x30303030, 0x3F3F3F3F
+    scales = torch.stack((a & six, (c & nibbles) | ((a >> 2) & upper_two)), dim=1)
+    mins = torch.stack((b & six, ((c >> 4) & nibbles) | ((b >> 2) & upper_two)), dim=1)
+    scale = _halves(blocks, 0) * scales.view(torch.uint8)
+    low = _halves(blocks, 2) * mins.view(torch.uint8)
+    return scale.unsqueeze(2), low.unsqueeze(2)
+
+
+def _q4_k(blocks: Tensor, out: Tensor) -> None:
+    scale, low = _scales_and_mins(blocks)
+    codes = blocks[:, 16:].contiguous().view(-1, 4, 32)
+    pairs = out.view(-1, 4, 2, 32)
+    pairs[:, :, 0] = codes & 15
+    pairs[:, :, 1] = codes >> 4
+    out.view(-1, 8, 32).mul_(scale).sub_(low)
+
+
+def _q5_k(blocks: Tensor, out: Tensor) -> None:
+    scale, low = _scales_and_mins(blocks)
+    high = blocks[:, 16:48].contiguous()
+    codes = blocks[:, 48:].contiguous().view(-1, 4, 32)
+    groups = out.view(-1, 8, 32)
+    for group in range(8):
+        nibble = codes[:, group // 2] & 15 if group % 2 == 0 else codes[:, group // 2] >> 4
+        groups[:, group] = nibble | (((high >> group) & 1) << 4)
+    groups.mul_(scale).sub_(low)
+
+
+def _q6_k(blocks: Tensor, out: Tensor) -> None:
+    scale = (blocks[:, 192:208].view(torch.int8) * _halves(blocks, 208)).unsqueeze(2)
+    low = blocks[:, :128].contiguous().view(-1, 2, 2, 32)
+    high = blocks[:, 128:192].contiguous().view(-1, 2, 32)
+    quarters = out.view(-1, 2, 4, 32)
+    for quarter in range(4):
+        nibble = low[:, :, quarter % 2] & 15 if quarter < 2 else low[:, :, quarter % 2] >> 4
+        bits = ((high >> (2 * quarter)) & 3) << 4
+        quarters[:, :, quarter] = (nibble | bits).view(torch.int8) - 32
+    out.view(-1, 16, 16).mul_(scale)
+
+
+# GGUF tensor type id -> how to read it.
+TENSOR_KINDS: dict[int, TensorKind] = {
+    0: TensorKind("F32", 1, 4, _plain(torch.float32)),
+    1: TensorKind("F16", 1, 2, _plain(torch.float16)),
+    2: TensorKind("Q4_0", 32, 18, _q4_0),
+    3: TensorKind("Q4_1", 32, 20, _q4_1),
+    6: TensorKind("Q5_0", 32, 22, _q5_0),
+    7: TensorKind("Q5_1", 32, 24, _q5_1),
+    8: TensorKind("Q8_0", 32, 34, _q8_0),
+    12: TensorKind("Q4_K", 256, 144, _q4_k),
+    13: TensorKind("Q5_K", 256, 176, _q5_k),
+    14: TensorKind("Q6_K", 256, 210, _q6_k),
+    30: TensorKind("BF16", 1, 2, _plain(torch.bfloat16)),
+}

@@ -1,0 +1,209 @@
+"""Find a model by path, hub id or name, and load it ready to serve."""
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from outrider.errors import ModelError
+from outrider.target import hf_names
+from outrider.target.gguf import GGUFFile, read_gguf
+from outrider.target.gguf_config import ModelPlan, plan_model
+from outrider.target.gguf_tokenizer import build_tokenizer
+from outrider.target.tokenizer import Tokenizer
+
+MODELS_VARIABLE = "OUTRIDER_MODELS"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in memory: `module` is in eval mode and records no gradients."""
+
+    module: nn.Module
+    config: Any
+    tokenizer: Tokenizer
+    context_length: int
+    name: str
+    file_bytes: int
+    architecture: str
+
+
+def load(
+    model: str | Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    attention: str = "eager",
+) -> LoadedModel:
+    """Load a model from a folder, a GGUF file, a hub id, or the name of a file in the models folder.
+
+    Args:
+        model: a path; `organisation/name` on the hub; or a name, or the unique beginning of one, in the folder
+            that OUTRIDER_MODELS names (default ~/.cache/outrider/models).
+        dtype: of the weights: fp32, bf16 or fp16.
+        device: where the weights go.
+        attention: transformers' name of the attention implementation.
+
+    Raises:
+        ModelError: it cannot be found, read or served.
+    """
+    path, name = find(model)
+    load_path = _load_gguf if path.is_file() else _load_folder
+    module, config, tokenizer, file_bytes = load_path(path, name, dtype, attention)
+    module.eval().requires_grad_(False).to(device)
+    return LoadedModel(
+        module=module,
+        config=config,
+        tokenizer=tokenizer,
+        context_length=hf_names.context_length(config),
+        name=name,
+        file_bytes=file_bytes,
+        architecture=type(module).__name__,
+    )
+
+
+def models_folder() -> Path:
+    """Return the folder in which models are looked up by name."""
+    return Path(os.environ.get(MODELS_VARIABLE) or Path.home() / ".cache" / "outrider" / "models")
+
+
+def find(model: str | Path) -> tuple[Path, str]:
+    """Find a model's folder or GGUF file, and the name to call it by.
+
+    Raises:
+        ModelError: there is no such model; the message lists what the models folder holds.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{path}: this folder has no config.json; give a model's folder or a .gguf file")
+        return path, path.resolve().name
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ModelError(f"{path}: is neither a folder nor a .gguf file")
+        return path, path.stem
+    named = _find_by_name(str(model))
+    if named is not None:
+        return named, named.stem if named.is_file() else named.name
+    if _HUB_ID.fullmatch(str(model)) and path.suffix.lower() != ".gguf":
+        return _fetch_from_hub(str(model)), str(model)
+    there = ", ".join(sorted(_named_models())) or "nothing"
+    raise ModelError(f"there is no model {str(model)!r}: no such path, and {models_folder()} holds {there}")
+
+
+def _named_models() -> dict[str, Path]:
+    folder = models_folder()
+    if not folder.is_dir():
+        return {}
+    files = {path.stem: path for path in folder.glob("*.gguf")}
+    return files | {path.parent.name: path.parent for path in folder.glob("*/config.json")}
+
+
+def _find_by_name(name: str) -> Path | None:
+    """Look a name up in the models folder: exact, with or without .gguf, or the beginning of only one."""
+    models = _named_models()
+    wanted = name.removesuffix(".gguf")
+    if wanted in models:
+        return models[wanted]
+    matches = sorted(there for there in models if wanted and there.lower().startswith(wanted.lower()))
+    if len(matches) > 1:
+        raise ModelError(f"{name!r} is the beginning of more than one model: {', '.join(matches)}")
+    return models[matches[0]] if matches else None
+
+
+def _fetch_from_hub(model: str) -> Path:
+    """Download a model, or find the copy downloaded before."""
+    from huggingface_hub import snapshot_download  # not needed for a model that is already here
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
+    except Exception as error:  # the client's errors have no common base, and all mean the same here
+        raise ModelError(
+            f"{model!r} is not in the models folder {models_folder()}, and fetching it from the Hugging Face hub "
+            f"failed ({_first_line(error)}); check the name and the network, or give a local folder or .gguf file"
+        ) from error
+
+
+def _load_folder(path: Path, name: str, dtype: torch.dtype, attention: str) -> tuple[nn.Module, Any, Tokenizer, int]:
+    try:
+        config = hf_names.read_folder_config(path)
+    except Exception as error:  # a broken config.json raises anything from KeyError to OSError
+        raise ModelError(f"{name}: its config.json cannot be used: {_first_line(error)}") from error
+    if not hf_names.is_causal(config):
+        raise ModelError(f"{name}: {config.model_type!r} is not a decoder-only language model; it cannot be served")
+    files = list(path.glob("*.safetensors"))
+    if not files:
+        raise ModelError(f"{name}: the folder holds no .safetensors weights")
+    try:
+        module = hf_names.load_folder(path, config, dtype, attention)
+        backend, bos, eos, template = hf_names.load_folder_tokenizer(path)
+    except Exception as error:  # damaged weights or tokenizer files raise their libraries' own errors
+        raise ModelError(f"{name}: cannot be loaded: {_first_line(error)}") from error
+    if backend is None:
+        raise ModelError(f"{name}: has no fast tokenizer (tokenizer.json); convert it with transformers first")
+    tokenizer = Tokenizer(
+        backend, name=name, bos_id=bos, eos_ids=_folder_ends(path, config, eos), chat_template=template
+    )
+    return module, config, tokenizer, sum(file.stat().st_size for file in files)
+
+
+def _folder_ends(path: Path, config: Any, tokenizer_end: int | None) -> set[int]:
+    """Collect the ids that end a text: generation_config.json decides, then the model's, and the tokenizer's too."""
+    try:
+        named = json.loads((path / "generation_config.json").read_text()).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):
+        named = None
+    named = named if named is not None else getattr(config, "eos_token_id", None)
+    several = named if isinstance(named, list) else [named]
+    return {end for end in (*several, tokenizer_end) if end is not None}
+
+
+def _load_gguf(path: Path, name: str, dtype: torch.dtype, attention: str) -> tuple[nn.Module, Any, Tokenizer, int]:
+    file = read_gguf(path)
+    plan = plan_model(file)
+    tokenizer = build_tokenizer(file)
+    special = {"bos_token_id": tokenizer.bos_id, "eos_token_id": sorted(tokenizer.eos_ids)}
+    config = hf_names.make_config(plan.model_type, plan.values | special)
+    module = hf_names.build_empty(config, dtype, attention)
+    _assign(file, plan, module, dtype)
+    hf_names.tie_weights(module)
+    hf_names.restore_buffers(module)
+    _check_complete(file, module)
+    return module, config, tokenizer, file.file_bytes
+
+
+def _assign(file: GGUFFile, plan: ModelPlan, module: nn.Module, dtype: torch.dtype) -> None:
+    """Put every tensor of the file in its parameter's place."""
+    owners = dict(module.named_parameters(remove_duplicate=False))
+    for tensor_name, parameter in plan.parameters.items():
+        tensor = file.tensors[tensor_name]
+        empty = owners.get(parameter)
+        if empty is None:
+            raise file.fail(f"tensor {tensor_name!r} belongs to {parameter!r}, which this model does not have")
+        if tuple(empty.shape) != tensor.shape:
+            raise file.fail(
+                f"tensor {tensor_name!r} has the shape {list(tensor.shape)} where {list(empty.shape)} is due"
+            )
+        weight = file.read(tensor, dtype, plan.row_orders.get(tensor_name))
+        owner, _, attribute = parameter.rpartition(".")
+        setattr(module.get_submodule(owner), attribute, nn.Parameter(weight, requires_grad=False))
+
+
+def _check_complete(file: GGUFFile, module: nn.Module) -> None:
+    """Refuse a model of which some number was never set."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_meta:
+            raise file.fail(f"holds nothing for the model's {name!r}")
+
+
+def _first_line(error: BaseException) -> str:
+    """Shorten a library's message to its first sentence-like line."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

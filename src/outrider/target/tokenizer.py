@@ -1,0 +1,249 @@
+"""One tokenizer class for every model, whether it came from a Hugging Face folder or from a GGUF file."""
+
+import codecs
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Literal, NoReturn, Protocol
+
+import tokenizers
+from jinja2 import Template, TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from outrider.errors import ModelError, RequestError
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_REPLACEMENT = "\ufffd"
+_LONGEST_CHARACTER = 4  # bytes of UTF-8
+
+
+class DetokenizerStream(Protocol):
+    """Text that grows token by token."""
+
+    def push(self, token_id: int) -> str:
+        """Take the next id and return the text it completes; "" inside a character that is still cut."""
+
+    def finish(self) -> str:
+        """Return what a cut character at the end decodes to (U+FFFD), or ""."""
+
+
+@dataclass(frozen=True)
+class VocabularyMatch:
+    """How two vocabularies relate: `shared` counts the leading ids that mean the same token in both."""
+
+    kind: Literal["equal", "padded", "different"]
+    shared: int
+    reason: str
+
+
+class Tokenizer:
+    """Text to ids and back, special ids, and the chat template."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        name: str,
+        bos_id: int | None = None,
+        eos_ids: Iterable[int] = (),
+        chat_template: str | None = None,
+    ) -> None:
+        self.backend = backend
+        self.name = name
+        self.bos_id = bos_id
+        self.eos_ids = frozenset(eos_ids)
+        self.chat_template = chat_template
+        self._byte_level = _decoder_names(backend) == {"ByteLevel"}
+        self._byte_fallback = "ByteFallback" in _decoder_names(backend)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Turn text into ids; special tokens written in the text become their ids."""
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Turn ids into text; ids past the vocabulary (padding rows of the model) add nothing."""
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def stream(self, skip_special_tokens: bool = True) -> DetokenizerStream:
+        """Start an incremental `decode`."""
+        kind = _ByteStream if self._byte_level else _WindowStream
+        return kind(self, self.special_ids if skip_special_tokens else frozenset())
+
+    @cached_property
+    def vocabulary(self) -> dict[int, str]:
+        """Every real id and its token as the vocabulary spells it."""
+        return {token_id: token for token, token_id in self.backend.get_vocab(with_added_tokens=True).items()}
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest real id; a model's logits may be padded beyond it."""
+        return max(self.vocabulary, default=-1) + 1
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids that `skip_special_tokens` leaves out."""
+        return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes a token stands for inside a text; b"" for an id that is not in the vocabulary."""
+        token = self.backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._byte_level:
+            return _byte_level_bytes(token)
+        if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes([int(match[1], 16)])
+        return token.replace("▁", " ").encode()
+
+    def token_text(self, token_id: int) -> str:
+        """Return a token for a person to read; U+FFFD stands for the part of a cut character."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def is_byte_piece(self, token_id: int) -> bool:
+        """Say whether this token is a single byte spelled out, which may be part of a character."""
+        token = self.backend.id_to_token(token_id)
+        return self._byte_fallback and token is not None and _BYTE_TOKEN.fullmatch(token) is not None
+
+    def apply_chat_template(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Write a conversation the way the model was trained to read it.
+
+        Raises:
+            ModelError: the model has no chat template, or its template cannot be compiled.
+            RequestError: the template refuses these messages.
+        """
+        bos = self.backend.id_to_token(self.bos_id) if self.bos_id is not None else None
+        eos = next((self.backend.id_to_token(i) for i in sorted(self.eos_ids)), None)
+        try:
+            return self._template.render(
+                messages=messages,
+                add_generation_prompt=add_generation_prompt,
+                bos_token=bos or "",
+                eos_token=eos or "",
+            )
+        except TemplateError as error:
+            raise RequestError(f"{self.name}: the chat template refuses these messages: {error}") from error
+
+    @cached_property
+    def _template(self) -> Template:
+        if not self.chat_template:
+            raise ModelError(f"{self.name}: has no chat template; send a plain prompt, or use an instruct model")
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        try:
+            return environment.from_string(self.chat_template)
+        except TemplateError as error:
+            raise ModelError(f"{self.name}: the chat template cannot be compiled: {error}") from error
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for token_id, token in sorted(self.vocabulary.items()):
+            digest.update(f"{token_id} {len(token)} {token}\n".encode(errors="surrogatepass"))
+        return digest.hexdigest()
+
+    def fingerprint(self) -> str:
+        """Return a hex digest of every (id, token) pair: equal exactly when the vocabularies are equal."""
+        return self._fingerprint
+
+    def compare(self, other: "Tokenizer") -> VocabularyMatch:
+        """Compare two vocabularies by content; `reason` names both sizes and the first id that differs."""
+        sizes = f"{self.name} has {self.vocab_size} tokens, {other.name} has {other.vocab_size}"
+        common = min(self.vocab_size, other.vocab_size)
+        if self.fingerprint() == other.fingerprint():
+            return VocabularyMatch("equal", common, sizes)
+        mine, theirs = self.vocabulary, other.vocabulary
+        for token_id in range(common):
+            if mine.get(token_id) != theirs.get(token_id):
+                difference = f"id {token_id} is {mine.get(token_id)!r} in one and {theirs.get(token_id)!r} in the other"
+                return VocabularyMatch("different", token_id, f"{sizes}; {difference}")
+        return VocabularyMatch("padded", common, f"{sizes}; the first {common} are the same")
+
+
+class _ByteStream:
+    """For byte-level vocabularies: exact, because their decoding is concatenating bytes."""
+
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
+        self._token_bytes = tokenizer.token_bytes
+        self._skipped = skipped
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        return "" if token_id in self._skipped else self._decoder.decode(self._token_bytes(token_id))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _WindowStream:
+    """For all others: decode the last printed tokens again with the new ones, and print the difference."""
+
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = skipped
+        self._printed: list[int] = []
+        self._pending: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._skipped:
+            return ""
+        self._pending.append(token_id)
+        cut = len(self._pending) < _LONGEST_CHARACTER and self._tokenizer.is_byte_piece(token_id)
+        return self._print(wait=cut)
+
+    def finish(self) -> str:
+        return self._print(wait=False)
+
+    def _print(self, wait: bool) -> str:
+        before = self._tokenizer.decode(self._printed, skip_special_tokens=False)
+        text = self._tokenizer.decode(self._printed + self._pending, skip_special_tokens=False)
+        if len(text) <= len(before) or (wait and text.endswith(_REPLACEMENT)):
+            return ""
+        self._printed, self._pending = self._pending, []
+        return text[len(before) :]
+
+
+def _decoder_names(backend: tokenizers.Tokenizer) -> set[str]:
+    """List the steps of a tokenizer's decoder by type."""
+    if backend.decoder is None:
+        return set()
+    state = json.loads(backend.decoder.__getstate__())
+    return {step["type"] for step in state.get("decoders", [state])}
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Build GPT-2's alphabet: printable bytes spell themselves, the others take the characters from 256 up."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    rest = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(rest)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    """Spell out a byte-level token; one with a foreign character (an added token) is taken literally."""
+    try:
+        return bytes([_BYTE_OF[character] for character in token])
+    except KeyError:
+        return token.encode()
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """Write JSON for a prompt, where HTML escapes, jinja's default, would be noise."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    """Let a template refuse a conversation."""
+    raise TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    """Let a template write today's date."""
+    return datetime.now().strftime(layout)
