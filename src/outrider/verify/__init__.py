@@ -1,6 +1,6 @@
 """Acceptance rules, one per file; importing this package registers them all."""
 
-from outrider.verify import coupled, point_mass
+from outrider.verify import block, coupled, multi_step, point_mass, recursive, rejection, traversal
 from outrider.verify.base import (
     Dice,
     Draws,
@@ -20,9 +20,14 @@ __all__ = [
     "TargetRows",
     "Verdict",
     "Verifier",
+    "block",
     "check_exact",
     "coupled",
     "make_verifier",
+    "multi_step",
     "point_mass",
+    "recursive",
     "registered",
+    "rejection",
+    "traversal",
 ]

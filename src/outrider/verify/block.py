@@ -1,0 +1,66 @@
+"""Block verification: the drafts of a chain are tested jointly."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from outrider.sampling.noise import Purpose
+from outrider.tree import TokenTree
+from outrider.verify.base import Draws, TargetRows, Verdict, register
+from outrider.verify.residual import chain_of, law, ratio
+
+
+def accepted_block(tree: TokenTree, rows: TargetRows) -> Verdict:
+    """Accept the longest prefix whose own test succeeds, however many shorter ones would have failed.
+
+    The weight ``w_i = min(1, w_{i−1}·p(x_i)/q(x_i))`` is the share of prefix i that the target still wants.  With
+    ``Z_i = Σ max(w_i·p − q, 0)`` over the token after it, prefix i < γ is taken with ``h_i = Z_i / (Z_i + 1 − w_i)``
+    and followed by a draw from that residual; ``h_γ = w_γ``, followed by p; ``h_0 = 1``.  The tests are independent,
+    so they are made from the longest prefix down and end at the first success.
+    """
+    p, accept, final = rows.probabilities, rows.dice(Purpose.ACCEPT), rows.dice(Purpose.FINAL)
+    drafts = chain_of(tree)
+    w, q = [1.0], []
+    for i, candidate in enumerate(drafts):
+        q.append(law(tree, candidate, p.shape[1]))
+        x = tree.tokens[candidate.node]
+        w.append(ratio(w[i] * float(p[i, x]), float(q[i][x])))
+        if w[-1] == 0.0:  # nothing at or past a token the target rules out can be accepted
+            w.pop()
+            break
+    for i in reversed(range(1, len(w))):
+        h, r = (w[i], p[i]) if i == len(drafts) else _test(w[i], p[i], q[i])
+        if accept.coin(i, h):
+            return Verdict.of(tree, range(1, i + 1), final.draw(i, r))
+    r = _test(1.0, p[0], q[0])[1] if drafts else p[0]
+    return Verdict.of(tree, (), final.draw(0, r))
+
+
+def _test(w: float, p: torch.Tensor, q: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """Probability ``h`` that a prefix of weight w is taken, and the weights of the token after it."""
+    r = torch.clamp(w * p - q, min=0.0)
+    Z = float(r.sum())
+    if Z == 0.0:  # with w = 1 this is p = q: the next draft is certain to pass, and rounding alone leads here
+        return 0.0, p
+    return Z / (Z + (1.0 - w)), r
+
+
+@register
+class Block:
+    """Like modified rejection sampling, but a later success overrides earlier failures; never shorter on average.
+
+    Source: Sun et al., "Block verification accelerates speculative decoding", 2024 (arXiv 2403.10444), algorithm 2.
+    """
+
+    name: ClassVar[str] = "block"
+    lossless: ClassVar[bool] = True
+    draws: ClassVar[Draws] = Draws.INDEPENDENT
+    trees: ClassVar[bool] = False
+    merged: ClassVar[bool] = False
+    deterministic: ClassVar[bool] = True
+
+    def accept(self, tree: TokenTree, rows: TargetRows) -> Verdict:
+        """See :class:`outrider.verify.base.Verifier`."""
+        return accepted_block(tree, rows)

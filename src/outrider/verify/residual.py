@@ -1,0 +1,102 @@
+"""What ratio rules share: the law a draft was drawn from, the ratio test and the residual.
+
+The lemma behind all of them: draw x from q, accept it with probability ``min(1, p(x)/q(x))``, otherwise draw from
+``norm(max(p − q, 0))``; the outcome has law p, because ``min(p, q) + max(p − q, 0) = p`` and the residual's mass is
+the probability of rejection (Leviathan et al. 2023, appendix A.1; Chen et al. 2023, theorem 1).  The residual is again
+a law to be met, so a second candidate may be tested against it, and a third: each candidate with the law it was drawn
+from *given the candidates before it*.  Nothing else is asked of that law, so candidates of one node may come from
+different drafters, with or without replacement, or be certain.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.sampling.noise import Purpose
+from outrider.tree import Candidate, TokenTree
+from outrider.verify.base import Dice, TargetRows, Verdict
+
+
+def law(tree: TokenTree, candidate: Candidate, vocabulary: int) -> torch.Tensor:
+    """The law of a candidate's token given its path and the siblings drawn before it.
+
+    Returns:
+        float64 [vocabulary]; a draft without a law of its own is certain: one-hot.
+    """
+    if candidate.q is None:
+        certain = torch.zeros(vocabulary, dtype=torch.float64)
+        certain[tree.tokens[candidate.node]] = 1.0
+        return certain
+    if not candidate.removed:
+        return candidate.q
+    left = candidate.q.index_fill(0, torch.tensor(candidate.removed), 0.0)
+    return left / left.sum()
+
+
+def ratio(p: float, q: float) -> float:
+    """``min(1, p/q)`` as the comparison ``u·q < p`` means it: nothing impossible under p passes, and q may be 0."""
+    if p <= 0.0:
+        return 0.0
+    return 1.0 if p >= q else p / q
+
+
+def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """``norm(max(p − q, 0))``, the law that is left when a draft from q was rejected against p.
+
+    Args:
+        p: float64 [vocabulary].
+        q: float64 [vocabulary].
+
+    Returns:
+        float64 [vocabulary]; p itself when rounding leaves nothing, which takes p and q that are equal.
+    """
+    left = torch.clamp(p - q, min=0.0)
+    mass = float(left.sum())
+    return left / mass if mass > 0.0 else p
+
+
+def select(tree: TokenTree, node: int, p: torch.Tensor, accept: Dice) -> tuple[int | None, torch.Tensor]:
+    """Test the candidates below a node one after the other, each against what the ones before it left of p.
+
+    They are tested in the order they were drawn.  Any order that was fixed without looking at the tokens would do;
+    the drawn order is one, and draws without replacement allow no other, since a law is given its predecessors.
+
+    Args:
+        tree: the drafted tree.
+        node: where the accepted path has got to.
+        p: float64 [vocabulary], the target's distribution after the node.
+        accept: dice of the tests.
+
+    Returns:
+        The accepted child, or None; and the law of the next token in the latter case.
+    """
+    for candidate in tree.siblings(node):
+        q, x = law(tree, candidate, len(p)), tree.tokens[candidate.node]
+        if accept.coin(candidate.node, ratio(float(p[x]), float(q[x]))):
+            return candidate.node, p
+        p = residual(p, q)
+    return None, p
+
+
+def top_down(tree: TokenTree, rows: TargetRows) -> Verdict:
+    """From the anchor, descend into the accepted child until a node has none; then draw from what is left there."""
+    p, accept, final = rows.probabilities, rows.dice(Purpose.ACCEPT), rows.dice(Purpose.FINAL)
+    path: list[int] = []
+    node = 0
+    while True:
+        child, left = select(tree, node, p[node], accept)
+        if child is None:
+            return Verdict.of(tree, path, final.draw(node, left))
+        path.append(child)
+        node = child
+
+
+def chain_of(tree: TokenTree) -> tuple[Candidate, ...]:
+    """The candidates of a chain, first draft first.
+
+    Raises:
+        ValueError: the tree branches, or a node was drawn more than once.
+    """
+    if not tree.is_chain or [candidate.node for candidate in tree.candidates] != list(range(1, len(tree))):
+        raise ValueError("this acceptance rule is exact for chains only, with one draw per token")
+    return tree.candidates
