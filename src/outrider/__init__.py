@@ -1,1 +1,60 @@
-"""Speculative decoding that changes nothing about the output."""
+"""Speculative decoding that changes nothing about the output.
+
+A cheap drafter proposes, the target verifies many tokens in one pass, and what comes out is what the target alone
+would have produced.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outrider.completion import Choice, Chunk, Completion
+    from outrider.config import CacheConfig, SchedulerConfig, Speculation
+    from outrider.errors import ConfigError, ModelError, NumericsError, OutriderError, RequestError
+    from outrider.llm import LLM
+    from outrider.sampling.params import SamplingParams
+    from outrider.stopping import FinishReason
+
+_HOMES = {
+    "LLM": "llm",
+    "SamplingParams": "sampling.params",
+    "Speculation": "config",
+    "CacheConfig": "config",
+    "SchedulerConfig": "config",
+    "Completion": "completion",
+    "Choice": "completion",
+    "Chunk": "completion",
+    "FinishReason": "stopping",
+    "OutriderError": "errors",
+    "ConfigError": "errors",
+    "ModelError": "errors",
+    "NumericsError": "errors",
+    "RequestError": "errors",
+}
+
+__version__ = "0.1.0"
+__all__ = [
+    "LLM",
+    "CacheConfig",
+    "Choice",
+    "Chunk",
+    "Completion",
+    "ConfigError",
+    "FinishReason",
+    "ModelError",
+    "NumericsError",
+    "OutriderError",
+    "RequestError",
+    "SamplingParams",
+    "SchedulerConfig",
+    "Speculation",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import public names on first use, so that ``outrider --help`` does not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'outrider' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"outrider.{_HOMES[name]}"), name)

@@ -8,7 +8,7 @@ chunk is nothing but forced rows, so prefill needs no path of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -91,6 +91,20 @@ class TokenTree:
     def child(self, node: int, token: int) -> int | None:
         """The child of a node that holds a token."""
         return next((child for child in self.children[node] if self.tokens[child] == token), None)
+
+    def subtree(self, keep: Sequence[int]) -> TokenTree:
+        """The tree of some nodes, renumbered in order.
+
+        Args:
+            keep: nodes in rising order, the anchor first, each with its parent.
+        """
+        new = {old: index for index, old in enumerate(keep)}
+        return TokenTree(
+            tuple(self.tokens[node] for node in keep),
+            tuple(new[self.parents[node]] if node else NO_PARENT for node in keep),
+            tuple(self.survival[node] for node in keep),
+            tuple(replace(item, node=new[item.node]) for item in self.candidates if item.node in new),
+        )
 
     def siblings(self, node: int) -> list[Candidate]:
         """The candidates below a node in the order they were drawn."""
@@ -188,11 +202,30 @@ class SequenceRows:
     tree: TokenTree | None
     all_logits: bool = False
     """Logits of the forced rows are wanted too (prompt logprobs)."""
+    skip: int = 0
+    """Rows of this layout that an earlier pass computed and nothing has committed; a growing tree's older nodes."""
+
+    @property
+    def tail(self) -> int:
+        """Rows of the layout, the skipped ones included."""
+        return len(self.forced) + (len(self.tree) if self.tree else 0)
 
     @property
     def rows(self) -> int:
         """How many rows it puts into the pass."""
-        return len(self.forced) + (len(self.tree) if self.tree else 0)
+        return self.tail - self.skip
+
+    @property
+    def tail_tokens(self) -> tuple[int, ...]:
+        """Token of each row of the layout."""
+        return self.forced + (self.tree.tokens if self.tree else ())
+
+    @property
+    def tail_positions(self) -> list[int]:
+        """Absolute position of each row of the layout."""
+        first = self.context + len(self.forced)
+        depths = self.tree.depths if self.tree else ()
+        return [*range(self.context, first), *(first + depth for depth in depths)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,16 +254,12 @@ class TreeBatch:
         starts: list[int] = []
         wanted_starts: list[int] = []
         for sequence in sequences:
-            start, first = len(tokens), sequence.context + len(sequence.forced)
-            starts.append(start)
+            starts.append(len(tokens))
             wanted_starts.append(len(wanted))
-            tokens += sequence.forced
-            positions += range(sequence.context, first)
-            if sequence.tree:
-                tokens += sequence.tree.tokens
-                positions += [first + depth for depth in sequence.tree.depths]
-            skip = 0 if sequence.all_logits else len(sequence.forced)
-            wanted += range(start + skip, len(tokens))
+            tokens += sequence.tail_tokens[sequence.skip :]
+            positions += sequence.tail_positions[sequence.skip :]
+            unwanted = 0 if sequence.all_logits else max(0, len(sequence.forced) - sequence.skip)
+            wanted += range(starts[-1] + unwanted, len(tokens))
         return cls(
             tuple(sequences),
             tuple(starts),
@@ -240,11 +269,15 @@ class TreeBatch:
             tuple(wanted_starts),
         )
 
+    def first_tree_row(self, index: int) -> int:
+        """Where the logits of one sequence's tree begin among the wanted rows."""
+        sequence = self.sequences[index]
+        return self.wanted_starts[index] + (len(sequence.forced) if sequence.all_logits else 0)
+
     def tree_logits(self, logits: torch.Tensor, index: int) -> torch.Tensor:
         """The rows of ``logits`` [wanted rows, vocabulary] that belong to one sequence's tree."""
-        sequence = self.sequences[index]
-        start = self.wanted_starts[index] + (len(sequence.forced) if sequence.all_logits else 0)
-        return logits[start : start + (len(sequence.tree) if sequence.tree else 0)]
+        start, tree = self.first_tree_row(index), self.sequences[index].tree
+        return logits[start : start + (len(tree) if tree else 0)]
 
     def forced_logits(self, logits: torch.Tensor, index: int) -> torch.Tensor:
         """The rows of ``logits`` that belong to one sequence's forced tokens; empty unless it asked for them."""
@@ -261,11 +294,11 @@ class TreeBatch:
 
 
 def _ancestors(sequence: SequenceRows) -> torch.Tensor:
-    seen = torch.ones(sequence.rows, sequence.rows, dtype=torch.bool).tril()
+    seen = torch.ones(sequence.tail, sequence.tail, dtype=torch.bool).tril()
     tree, forced = sequence.tree, len(sequence.forced)
     if tree is not None and not tree.is_chain:
         for node in range(1, len(tree)):
             row, parent = forced + node, forced + tree.parents[node]
             seen[row] = seen[parent]
             seen[row, row] = True
-    return seen
+    return seen[sequence.skip :]

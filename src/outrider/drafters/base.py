@@ -10,7 +10,7 @@ import dataclasses
 import importlib
 import math
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -19,7 +19,7 @@ import torch
 from outrider.errors import ConfigError
 from outrider.sampling.noise import Purpose, counter_word, gumbel_range
 from outrider.sampling.sampler import RequestSampler
-from outrider.tree import TokenTree, TreeBuilder
+from outrider.tree import TokenTree, TreeBatch, TreeBuilder
 from outrider.verify.base import Draws, KeyedDice, Verdict
 
 if TYPE_CHECKING:
@@ -139,26 +139,27 @@ _DRAWERS = {
 }
 
 
+class Outcome(NamedTuple):
+    """What became of one round."""
+
+    context: DraftContext
+    """Every sequence that got a token; its ``tokens`` do not hold the round's yet."""
+    trees: Sequence[TokenTree]
+    verdicts: Sequence[Verdict]
+    batch: TreeBatch
+    output: TargetOutput
+
+
 class Drafter(Protocol):
     """Proposes trees.  It may be wrong, slow or silent; it may not change the output."""
 
     needs: Needs
 
-    def open(self, context: DraftContext) -> None:
-        """Requests enter: their committed tokens are their prompts."""
-        ...
-
     def propose(self, context: DraftContext) -> list[TokenTree]:
         """One tree per sequence of the context, within its ``nodes`` and ``depth``; the anchor alone is legal."""
         ...
 
-    def observe(
-        self,
-        context: DraftContext,
-        trees: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        output: TargetOutput,
-    ) -> None:
+    def observe(self, outcome: Outcome) -> None:
         """Learn what became of every sequence that took part in the round, drafted for or not."""
         ...
 
@@ -179,6 +180,8 @@ class Workbench:
     device: torch.device
     vocabulary: int
     """Token ids at or past this are never drafted."""
+    load: Callable[[str], tuple[TargetModel, Tokenizer | None]]
+    """Loads another model in the target's precision, on its device."""
 
 
 class DrafterConfig(Protocol):
@@ -186,6 +189,8 @@ class DrafterConfig(Protocol):
 
     method: ClassVar[str]
     """The name of the method: its file's name."""
+    automatic_rank: ClassVar[int]
+    """Preference when the user leaves the choice open; of the methods that offer themselves the highest wins."""
 
     @property
     def needs(self) -> Needs:
@@ -199,6 +204,11 @@ class DrafterConfig(Protocol):
 
     def build(self, bench: Workbench) -> Drafter:
         """Make the drafter."""
+        ...
+
+    @classmethod
+    def automatic(cls, draft_models: Sequence[str]) -> DrafterConfig | None:
+        """The config to use when the user leaves the choice open, or None where the method is not for that."""
         ...
 
 
@@ -236,7 +246,11 @@ _REGISTRY: dict[str, type[DrafterConfig]] = {}
 
 def register(config: type[DrafterConfig]) -> type[DrafterConfig]:
     """Make a method known; its name must be the name of the file it stands in."""
-    lacking = [name for name in ("method", "needs", "most_nodes", "build") if not hasattr(config, name)]
+    lacking = [
+        name
+        for name in ("method", "automatic_rank", "needs", "most_nodes", "build", "automatic")
+        if not hasattr(config, name)
+    ]
     if lacking:
         raise TypeError(f"drafter config {config.__name__} lacks {', '.join(lacking)}")
     _REGISTRY[config.method] = config
@@ -263,6 +277,17 @@ def config_class(name: str) -> type[DrafterConfig]:
             raise ConfigError(f"there is no drafter {name!r}; there are: {', '.join(methods())}")
         importlib.import_module(f"outrider.drafters.{key}")
     return _REGISTRY[key]
+
+
+def automatic_config(draft_models: Sequence[str]) -> DrafterConfig:
+    """The method to use when the user leaves the choice open: of those that offer themselves, the highest rank.
+
+    Args:
+        draft_models: draft models the user named.
+    """
+    found = [config_class(name) for name in methods()]
+    offers = [(config.automatic_rank, config.automatic(draft_models)) for config in found]
+    return max(((rank, offer) for rank, offer in offers if offer is not None), key=lambda pair: pair[0])[1]
 
 
 def make_config(name: str, options: Mapping[str, Any]) -> DrafterConfig:

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from outrider.drafters.base import DraftContext, Needs, Workbench, register
-from outrider.target.base import TargetOutput
+from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench, register
 from outrider.tree import TokenTree, root_only
-from outrider.verify.base import Verdict
 
 
 @register
@@ -18,6 +16,7 @@ class NoDraft:
     """Plain decoding; it has no options."""
 
     method: ClassVar[str] = "none"
+    automatic_rank: ClassVar[int] = 0
     needs: ClassVar[Needs] = Needs()
     most_nodes: ClassVar[int] = 1
 
@@ -25,26 +24,22 @@ class NoDraft:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
         return NoDrafter()
 
+    @classmethod
+    def automatic(cls, draft_models: Sequence[str]) -> NoDraft | None:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return cls()
+
 
 class NoDrafter:
     """Proposes nothing."""
 
     needs = NoDraft.needs
 
-    def open(self, context: DraftContext) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
-
     def propose(self, context: DraftContext) -> list[TokenTree]:
         """See :class:`outrider.drafters.base.Drafter`."""
         return [root_only(sequence.tokens[-1]) for sequence in context.sequences]
 
-    def observe(
-        self,
-        context: DraftContext,
-        trees: Sequence[TokenTree],
-        verdicts: Sequence[Verdict],
-        output: TargetOutput,
-    ) -> None:
+    def observe(self, outcome: Outcome) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
 
     def close(self, key: str) -> None:

@@ -58,8 +58,10 @@ class LayerStore:
     """Keys and values of one layer, one row per slot; made at the first write, when the shapes are known."""
 
     def __init__(self, slots: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        self.keys = key.new_empty(slots, *key.shape[1:])
-        self.values = value.new_empty(slots, *value.shape[1:])
+        with torch.inference_mode(False):  # an inference tensor could not be written between passes
+            self.keys, self.values = (
+                torch.empty(slots, *rows.shape[1:], dtype=rows.dtype, device=rows.device) for rows in (key, value)
+            )
 
 
 class PagedCache:

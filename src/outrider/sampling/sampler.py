@@ -84,6 +84,8 @@ class RequestSampler:
             or (params.min_tokens > 0 and len(self._end_ids))
         )
         """Whether rows need more than the raw logits before temperature."""
+        self.is_argmax = params.greedy and not self.adjusts
+        """Whether the token of a row is the argmax of its raw logits."""
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Take emitted tokens into the penalty counts."""
@@ -118,18 +120,19 @@ class RequestSampler:
     def perturbed_best(
         self, logits: torch.Tensor, paths: Sequence[Path], width: int
     ) -> list[tuple[list[int], list[float]]]:
-        """The ``width`` best tokens of each row under the target's own noise, best first, with their probabilities.
+        """The ``width`` best tokens of each row under the target's own noise, best first, each with a confidence.
 
-        This is what a coupled drafter proposes: its first is the token it believes the target will choose.
+        This is what a coupled drafter proposes: its first is the token it believes the target will choose.  The
+        confidence is the softmax of the perturbed scores: how clearly a token leads once the dice are known.
         """
         found = []
         for row, path in zip(self._adjusted(logits, paths), paths, strict=True):
-            ids, scaled = self._survivors(row)
-            scores = scaled if self.params.greedy else scaled + self._noise(ids, path, row.device)
-            order = torch.topk(scores, min(width, len(scores))).indices
-            probabilities = torch.softmax(scaled, 0)[order].tolist()
-            tokens = order.tolist() if ids is None else ids[order].tolist()
-            found.append((tokens, probabilities))
+            ids, scores = self._survivors(row)
+            if not self.params.greedy:
+                scores = scores + self._noise(ids, path, row.device)
+            confidence, order = torch.topk(torch.softmax(scores, 0), min(width, len(scores)))
+            tokens = order if ids is None else ids[order]
+            found.append((tokens.tolist(), confidence.tolist()))
         return found
 
     def probabilities(self, logits: torch.Tensor, paths: Sequence[Path]) -> torch.Tensor:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar, Protocol
 
 import torch
 
 from outrider.errors import ConfigError
 from outrider.sampling.noise import Purpose, counter_word, uniform
-from outrider.sampling.sampler import RequestSampler
 from outrider.tree import TokenTree
 
 
@@ -45,6 +43,11 @@ class Verdict:
         """The verdict that accepts a path of nodes and emits one token after it."""
         tokens = (*(tree.tokens[node] for node in path), bonus)
         return cls(tuple(path), tokens, *_counts(tree, path))
+
+    @classmethod
+    def nothing(cls) -> Verdict:
+        """The verdict on a request that met an error."""
+        return cls((), (), (), (), ())
 
     def cut(self, tree: TokenTree, emitted: int) -> Verdict:
         """The same verdict when the output ends after its first ``emitted`` tokens."""
@@ -110,43 +113,22 @@ class KeyedDice:
         return uniform(self._seed, (draw, self._round, node, self._last_word))
 
 
-class TargetRows:
-    """The target's answer to one sequence's tree, computed only as far as a rule asks.
+class Rows(Protocol):
+    """The target's answer to one tree; each part is computed only if a rule asks for it."""
 
-    Args:
-        logits: float [nodes, ≥ vocabulary].
-        tree: the tree they answer.
-        sampler: turns rows into distributions.
-        round_number: the request's round, for the dice of ratio rules.
-        best: the argmax of each row when the batch took it for all sequences at once, else None.
-    """
-
-    def __init__(
-        self,
-        logits: torch.Tensor,
-        tree: TokenTree,
-        sampler: RequestSampler,
-        round_number: int,
-        best: Callable[[], list[int]] | None = None,
-    ) -> None:
-        self.logits, self.tree, self._sampler, self._best = logits, tree, sampler, best
-        self._round = round_number
-
-    @cached_property
+    @property
     def tokens(self) -> list[int]:
-        """The target's own token after each node."""
-        if self._best is not None:
-            return self._best()
-        return self._sampler.choose(self.logits, self.tree.paths)
+        """The target's own token after each node, under the request's choice noise."""
+        ...
 
-    @cached_property
+    @property
     def probabilities(self) -> torch.Tensor:
         """float64 [nodes, vocabulary] on the CPU: the target's distribution after each node."""
-        return self._sampler.probabilities(self.logits, self.tree.paths)
+        ...
 
     def dice(self, purpose: Purpose) -> Dice:
         """Dice for one purpose in this round."""
-        return KeyedDice(self._sampler.seed, self._round, self._sampler.choice, purpose)
+        ...
 
 
 class Verifier(Protocol):
@@ -163,7 +145,7 @@ class Verifier(Protocol):
     deterministic: ClassVar[bool]
     """Exact for drafts that are a point mass given the text before them."""
 
-    def accept(self, tree: TokenTree, rows: TargetRows) -> Verdict:
+    def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
         """Decide which path of a tree becomes text, and the token after it."""
         ...
 

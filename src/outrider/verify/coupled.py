@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from outrider.tree import TokenTree
-from outrider.verify.base import Draws, TargetRows, Verdict, register
+from outrider.verify.base import Draws, Rows, Verdict, register
 
 
 def walk(tree: TokenTree, tokens: list[int]) -> tuple[list[int], int]:
@@ -44,6 +44,6 @@ class Coupled:
     merged: ClassVar[bool] = True
     deterministic: ClassVar[bool] = True
 
-    def accept(self, tree: TokenTree, rows: TargetRows) -> Verdict:
+    def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
         """See :class:`outrider.verify.base.Verifier`."""
         return Verdict.of(tree, *walk(tree, rows.tokens))

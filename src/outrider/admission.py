@@ -1,0 +1,90 @@
+"""What a prompt and its parameters must satisfy to become a request."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from outrider.errors import RequestError
+from outrider.request import Request
+from outrider.sampling.params import SamplingParams, check_token_ids
+from outrider.sampling.sampler import RequestSampler
+from outrider.stopping import Stopper
+
+if TYPE_CHECKING:
+    from outrider.target.tokenizer import Tokenizer
+
+
+def admit(
+    key: str,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    choice: int,
+    seed: int | None,
+    tokenizer: Tokenizer | None,
+    vocabulary: int,
+    longest: int,
+) -> Request:
+    """Make a request, or say in one sentence why not.
+
+    Args:
+        key: names the request.
+        prompt: token ids.
+        params: what is asked of the output.
+        choice: index among the ``n`` completions.
+        seed: 64-bit seed; None takes the parameters' or draws one.
+        tokenizer: makes text and names end-of-sequence ids.
+        vocabulary: token ids at or past this do not exist.
+        longest: most tokens prompt and output may have together.
+
+    Raises:
+        RequestError: the prompt is empty, names an unknown token, or leaves no room in the context.
+        ConfigError: the parameters name a token the model does not have.
+    """
+    check_token_ids(params, vocabulary)
+    _check_prompt(prompt, vocabulary, longest)
+    if seed is None:
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+    seed %= 2**64
+    inputs = list(prompt)
+    limit = longest if params.max_tokens is None else min(longest, len(inputs) + params.max_tokens)
+    ends = frozenset(params.stop_token_ids)
+    if tokenizer is not None and not params.ignore_eos:
+        ends |= tokenizer.eos_ids
+    sampler = RequestSampler(
+        params,
+        seed=seed,
+        choice=choice,
+        vocabulary=vocabulary,
+        committed=inputs,
+        prompt_length=len(inputs),
+        end_ids=(end for end in ends if end < vocabulary),
+    )
+    stream = tokenizer.stream(params.skip_special_tokens) if tokenizer else None
+    return Request(
+        id=key,
+        inputs=inputs,
+        prompt_length=len(inputs),
+        params=params,
+        seed=seed,
+        choice=choice,
+        limit=limit,
+        sampler=sampler,
+        stopper=Stopper(params, ends, limit - len(inputs), stream),
+        drafting=params.speculate,
+        prompt_logprobs=[] if params.prompt_logprobs is None else [None],
+    )
+
+
+def _check_prompt(prompt: Sequence[int], vocabulary: int, longest: int) -> None:
+    if not prompt:
+        raise RequestError("the prompt is empty; give it at least one token")
+    unknown = next((token for token in prompt if not 0 <= token < vocabulary), None)
+    if unknown is not None:
+        raise RequestError(f"the prompt holds token id {unknown}, but the model has ids 0 to {vocabulary - 1}")
+    if len(prompt) >= longest:
+        raise RequestError(
+            f"the prompt has {len(prompt)} tokens, but the context holds {longest} and the output needs one; shorten it"
+        )

@@ -1,0 +1,65 @@
+"""Options of the engine itself; each drafting method owns its own in its own file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from outrider.drafters.base import DrafterConfig, automatic_config, check_options, make_config, option
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """How many keys and values are kept."""
+
+    method = "cache"
+    rows: int = option(0, "Token rows each model's cache can hold; 0 makes room for two whole contexts.")
+    page_size: int = option(16, "Rows per page.", low=1, high=4096)
+
+    def __post_init__(self) -> None:
+        """Refuse values out of bounds."""
+        check_options(self)
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """How much work goes into one pass."""
+
+    method = "scheduler"
+    max_running: int = option(256, "Most requests decoded side by side.", low=1)
+    max_rows: int = option(2048, "Most rows in one pass, prompts and drafts together.", low=1)
+    prefill_chunk: int = option(512, "Most rows of one prompt in one pass.", low=1)
+
+    def __post_init__(self) -> None:
+        """Refuse values out of bounds."""
+        check_options(self)
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How to speculate: the method, the acceptance rule, and the method's own options.
+
+    ``auto`` takes a draft model with lookup where a draft model is given, else lookup alone.
+    """
+
+    method: str = "auto"
+    verifier: str = "coupled"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def drafter_config(self) -> DrafterConfig:
+        """The method's checked config.
+
+        Raises:
+            ConfigError: an unknown method or option, or a value out of bounds.
+        """
+        if self.method.lower() != AUTOMATIC:
+            return make_config(self.method, self.options)
+        options = dict(self.options)
+        models = options.pop("models", None) or [model for model in [options.pop("model", "")] if model]
+        chosen = automatic_config(models)
+        given = {item.name: getattr(chosen, item.name) for item in fields(chosen)}  # type: ignore[arg-type]
+        return make_config(chosen.method, given | options)
+
+
+AUTOMATIC = "auto"

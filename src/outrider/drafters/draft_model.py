@@ -1,0 +1,249 @@
+"""The classic drafter: a smaller language model with the target's vocabulary, as a chain or a tree.
+
+Source: Leviathan, Kalman, Matias 2023; Chen et al. 2023.  The tree's growth follows EAGLE-2 (Li et al. 2024, §4):
+expand the likeliest nodes of each level, then keep the likeliest of all.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from outrider.drafters.base import (
+    DraftContext,
+    DraftSequence,
+    Needs,
+    Outcome,
+    Workbench,
+    check_options,
+    option,
+    register,
+)
+from outrider.errors import ConfigError
+from outrider.kv.pool import PagedCache
+from outrider.target.base import TargetModel
+from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder, root_only
+from outrider.verify.base import Draws
+
+_CHUNK = 512
+
+
+@register
+@dataclass(frozen=True)
+class DraftModel:
+    """Options of a draft model."""
+
+    method: ClassVar[str] = "draft_model"
+    automatic_rank: ClassVar[int] = 2
+
+    model: str = option("", "Folder, hub id or .gguf file of the draft model.", flag="speculative-draft-model-path")
+    num_steps: int = option(4, "Drafting depth: draft passes per round.", low=0, high=256, flag="speculative-num-steps")
+    topk: int = option(1, "Branches per node; 1 drafts a chain.", low=1, high=64, flag="speculative-eagle-topk")
+    num_draft_tokens: int = option(
+        0,
+        "Most drafted tokens per round; 0 is one per step in a chain, four per step in a tree.",
+        low=0,
+        high=1024,
+        flag="speculative-num-draft-tokens",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values out of bounds."""
+        check_options(self)
+
+    @property
+    def needs(self) -> Needs:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return Needs(branching=self.topk > 1)
+
+    @property
+    def most_nodes(self) -> int:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        per_step = 1 if self.topk == 1 else 4
+        return 1 + (self.num_draft_tokens or per_step * self.num_steps)
+
+    def build(self, bench: Workbench) -> DraftModelDrafter:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        if not self.model:
+            raise ConfigError("draft_model needs a draft model; name one with --speculative-draft-model-path")
+        return DraftModelDrafter(self, *load_drafter(bench, self.model), bench.vocabulary)
+
+    @classmethod
+    def automatic(cls, draft_models: Sequence[str]) -> DraftModel | None:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return cls(model=draft_models[0]) if draft_models else None
+
+
+def load_drafter(bench: Workbench, path: str, index: int = 0) -> tuple[TargetModel, PagedCache]:
+    """Load a model that can draft for the target, and its pages.
+
+    Raises:
+        ConfigError: its vocabulary is not the target's; both sizes and the first difference are named.
+    """
+    model, tokenizer = bench.load(path)
+    if tokenizer is not None and bench.tokenizer is not None:
+        match = bench.tokenizer.compare(tokenizer)
+        if match.kind == "different":
+            raise ConfigError(f"{path} cannot draft for this target: {match.reason}")
+    if model.vocabulary < bench.vocabulary:
+        raise ConfigError(
+            f"{path} cannot draft for this target: it knows {model.vocabulary} token ids, "
+            f"the target uses {bench.vocabulary}"
+        )
+    return model, bench.pool.cache(f"draft-{index}:{path}")
+
+
+class DraftModelDrafter:
+    """Runs a draft model against its own pages.
+
+    Rows of the draft cache for one request:
+
+        0 ────────────── computed │ pending ── anchor │ nodes of the growing tree
+          committed, right        │ caught up first   │ one pass per level, older nodes skipped
+    """
+
+    def __init__(
+        self, config: DraftModel, model: TargetModel, cache: PagedCache, vocabulary: int, source: int = 0
+    ) -> None:
+        self._config, self._model, self._cache = config, model, cache
+        self._vocabulary, self._source = vocabulary, source
+        self.needs = config.needs
+        self._computed: dict[str, int] = {}
+        self._drafts: dict[str, _Growth] = {}
+
+    def propose(self, context: DraftContext) -> list[TokenTree]:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        growing: list[_Growth | None] = [self._begin(i, sequence) for i, sequence in enumerate(context.sequences)]
+        active = [growth for growth in growing if growth is not None]
+        self._drafts = {growth.sequence.key: growth for growth in active}
+        self._catch_up(active)
+        wide = self._config.topk > 1
+        for _ in range(self._config.num_steps):
+            active = [growth for growth in active if growth.frontier and growth.room]
+            if not active:
+                break
+            logits = self._forward([growth.rows() for growth in active])
+            for growth, rows in zip(active, logits, strict=True):
+                growth.grow(context, rows, self._config.topk if wide else 1, self._source)
+        return [
+            growth.finish() if growth else root_only(sequence.tokens[-1])
+            for growth, sequence in zip(growing, context.sequences, strict=True)
+        ]
+
+    def observe(self, outcome: Outcome) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        for sequence, verdict in zip(outcome.context.sequences, outcome.verdicts, strict=True):
+            growth = self._drafts.pop(sequence.key, None)
+            if growth is None or growth.computed == 0:
+                continue
+            kept = [0, *(row for row in (growth.row_of(node) for node in verdict.path) if row is not None)]
+            self._cache.commit(sequence.key, growth.context, kept)
+            self._computed[sequence.key] = growth.context + len(kept)
+
+    def close(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        self._computed.pop(key, None)
+        self._drafts.pop(key, None)
+        self._cache.release(key)
+
+    def _begin(self, index: int, sequence: DraftSequence) -> _Growth | None:
+        """Start a tree, or None where the request is past the draft model's context or out of draft pages."""
+        depth = min(self._config.num_steps, sequence.depth)
+        nodes = min(self._config.most_nodes, sequence.nodes)
+        spare = self._config.topk**2 * depth if self._config.topk > 1 else nodes
+        rows = len(sequence.tokens) + spare
+        if len(sequence.tokens) + depth > self._model.context_length or not self._cache.extend(sequence.key, rows):
+            return None
+        return _Growth(index, sequence, nodes=nodes, depth=depth, beam=self._config.topk)
+
+    def _catch_up(self, active: Sequence[_Growth]) -> None:
+        """Compute all committed rows but the anchor's, however far the draft cache lags behind."""
+        while True:
+            chunks = []
+            for growth in active:
+                key, start = growth.sequence.key, self._computed.setdefault(growth.sequence.key, 0)
+                pending = tuple(growth.sequence.tokens[start : min(growth.context, start + _CHUNK)])
+                if pending:
+                    chunks.append(SequenceRows(key, start, pending, None))
+            if not chunks:
+                return
+            self._model.forward(TreeBatch.pack(chunks, self._model.device), self._cache)
+            for chunk in chunks:
+                self._computed[chunk.key] = chunk.context + chunk.rows
+
+    def _forward(self, rows: list[SequenceRows]) -> list[torch.Tensor]:
+        batch = TreeBatch.pack(rows, self._model.device)
+        logits = self._model.forward(batch, self._cache).logits[:, : self._vocabulary]
+        return list(torch.split(logits, [sequence.rows for sequence in rows]))
+
+
+class _Growth:
+    """One request's tree while it grows."""
+
+    def __init__(self, index: int, sequence: DraftSequence, *, nodes: int, depth: int, beam: int) -> None:
+        self.index, self.sequence = index, sequence
+        self.context = len(sequence.tokens) - 1
+        self.computed = 0
+        """Nodes whose rows the draft cache holds."""
+        self.frontier = [0]
+        """Nodes of the last level that are worth expanding."""
+        self._builder: TreeBuilder = sequence.builder()
+        self._nodes, self._depth, self._beam = nodes, depth, beam
+        self._level = 0
+        self._row_of: dict[int, int] = {}
+
+    @property
+    def room(self) -> bool:
+        """Whether another level may be drafted."""
+        return self._level < self._depth
+
+    def rows(self) -> SequenceRows:
+        """The pass that computes every node not computed yet."""
+        return SequenceRows(self.sequence.key, self.context, (), self._builder.build(), skip=self.computed)
+
+    def grow(self, context: DraftContext, logits: torch.Tensor, width: int, source: int) -> None:
+        """Hang a level of proposals below the frontier.
+
+        Args:
+            context: turns logits into proposals.
+            logits: float [nodes computed by the last pass, vocabulary].
+            width: proposals per node.
+            source: which drafter of a merged tree this is.
+        """
+        first, builder = self.computed, self._builder
+        self.computed = len(builder)
+        self._level += 1
+        causal = context.draws in (Draws.INDEPENDENT, Draws.WITHOUT_REPLACEMENT)
+        if causal and self._level > 1:
+            width = 1  # a static shape: which nodes branch must not depend on what was drawn
+        paths = [builder.paths[node] for node in self.frontier]
+        picked = context.pick(
+            self.index, logits[[node - first for node in self.frontier]], paths, self.frontier, width, source
+        )
+        level = set()
+        for node, proposals in zip(self.frontier, picked, strict=True):
+            for token, probability, q, removed in proposals:
+                if causal and len(builder) >= self._nodes:
+                    break
+                share = 1.0 if causal else probability
+                level.add(builder.add(node, token, survival=share, source=source, q=q, removed=removed))
+        by_promise = sorted(level, key=lambda node: (-builder.survival[node], node))
+        self.frontier = sorted(level if causal else by_promise[: self._beam])
+
+    def finish(self) -> TokenTree:
+        """The tree, cut to its most promising nodes where it outgrew its budget."""
+        tree = self._builder.build()
+        keep = list(range(len(tree)))
+        if len(tree) > self._nodes:
+            keep = sorted(heapq.nsmallest(self._nodes, keep, key=lambda node: (-tree.survival[node], node)))
+            tree = tree.subtree(keep)
+        self._row_of = {new: old for new, old in enumerate(keep) if old < self.computed}
+        return tree
+
+    def row_of(self, node: int) -> int | None:
+        """The draft cache row, counted from the anchor's, of a node of the finished tree; None if never computed."""
+        return self._row_of.get(node)

@@ -1,0 +1,109 @@
+"""Prompt lookup: the last tokens have stood in the text before, so copy what followed them.
+
+Source: Saxena, "Prompt lookup decoding", 2023; the longest match wins, and of equally long ones the latest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench, check_options, option, register
+from outrider.errors import ConfigError
+from outrider.tree import TokenTree
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@register
+@dataclass(frozen=True)
+class Ngram:
+    """Options of prompt lookup."""
+
+    method: ClassVar[str] = "ngram"
+    automatic_rank: ClassVar[int] = 1
+    needs: ClassVar[Needs] = Needs(deterministic=True)
+
+    num_draft_tokens: int = option(
+        8, "Most drafted tokens per round.", low=0, high=1024, flag="speculative-num-draft-tokens"
+    )
+    max_match: int = option(4, "Longest match looked for.", low=1, high=64, flag="speculative-ngram-max-match")
+    min_match: int = option(2, "Shortest match that counts.", low=1, high=64, flag="speculative-ngram-min-match")
+
+    def __post_init__(self) -> None:
+        """Refuse values out of bounds."""
+        check_options(self)
+        if self.min_match > self.max_match:
+            raise ConfigError(f"ngram: min_match ({self.min_match}) must not exceed max_match ({self.max_match})")
+
+    @property
+    def most_nodes(self) -> int:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return 1 + self.num_draft_tokens
+
+    def build(self, bench: Workbench) -> NgramDrafter:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return NgramDrafter(self)
+
+    @classmethod
+    def automatic(cls, draft_models: Sequence[str]) -> Ngram | None:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return cls()
+
+
+class NgramIndex:
+    """Where each n-gram of a growing text ended last, n from ``min_match`` to ``max_match``."""
+
+    def __init__(self, config: Ngram) -> None:
+        self._lengths = range(config.max_match, config.min_match - 1, -1)
+        self._after: dict[tuple[int, ...], int] = {}
+        self._indexed = 0
+
+    def match(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """Where the continuation of the text's end begins, and how many tokens matched; length 0 is no match.
+
+        The work is bounded by what has been appended since the last call.
+        """
+        for end in range(self._indexed + 1, len(tokens)):  # n-grams that something follows
+            for length in self._lengths:
+                if length <= end:
+                    self._after[tuple(tokens[end - length : end])] = end
+        self._indexed = max(self._indexed, len(tokens) - 1)
+        for length in self._lengths:
+            if length <= len(tokens) and (start := self._after.get(tuple(tokens[-length:]))) is not None:
+                return start, length
+        return 0, 0
+
+
+class NgramDrafter:
+    """Keeps one index per request."""
+
+    needs = Ngram.needs
+
+    def __init__(self, config: Ngram) -> None:
+        self._config = config
+        self._indexes: dict[str, NgramIndex] = {}
+
+    def propose(self, context: DraftContext) -> list[TokenTree]:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        trees = []
+        for sequence in context.sequences:
+            index = self._indexes.setdefault(sequence.key, NgramIndex(self._config))
+            start, length = index.match(sequence.tokens)
+            most = min(self._config.num_draft_tokens, sequence.nodes - 1, sequence.depth) if length else 0
+            trees.append(sequence.builder().chain(copied(sequence.tokens, start, most)).build())
+        return trees
+
+    def observe(self, outcome: Outcome) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+
+    def close(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        self._indexes.pop(key, None)
+
+
+def copied(tokens: Sequence[int], start: int, count: int) -> list[int]:
+    """``count`` tokens from ``start`` on; a copy that reaches the text's end goes on with its own beginning."""
+    period = len(tokens) - start
+    return [tokens[start + offset % period] for offset in range(count)]

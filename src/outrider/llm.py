@@ -1,0 +1,259 @@
+"""The front door: load a model, complete prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import Progress as ProgressBar
+
+from outrider.completion import Choice, Chunk, Completion
+from outrider.config import CacheConfig, SchedulerConfig, Speculation
+from outrider.drafters.base import Workbench
+from outrider.engine import Engine
+from outrider.errors import ConfigError, RequestError
+from outrider.kv.pool import KVPool
+from outrider.request import Request
+from outrider.sampling.params import SamplingParams
+from outrider.target.backends import load_model, resolve_device, resolve_dtype
+from outrider.target.base import TargetModel
+from outrider.target.tokenizer import Tokenizer
+from outrider.verify import check_exact, make_verifier
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, str]]
+
+
+class LLM:
+    """A model ready to complete prompts, with speculation that changes nothing but the speed.
+
+    Args:
+        model: a folder, a hub id, a ``.gguf`` file, or the name of one in the models folder.
+        speculation: the method's name, a :class:`Speculation`, or None for plain decoding.
+        dtype: ``auto`` (float32 on the CPU, the file's own precision elsewhere), ``float32``, ``bfloat16`` or
+            ``float16``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        backend: what runs the model; ``auto`` takes the best there is.
+        cache: how many keys and values are kept.
+        scheduler: how much work goes into one pass.
+
+    Raises:
+        ModelError: the model cannot be found, read or served.
+        ConfigError: an option is unknown or out of bounds, or the rule is not exact for the method's drafts.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        speculation: str | Speculation | None = "auto",
+        dtype: str = "auto",
+        device: str = "auto",
+        backend: str = "auto",
+        cache: CacheConfig | None = None,
+        scheduler: SchedulerConfig | None = None,
+    ) -> None:
+        where = resolve_device(device)
+        precision = resolve_dtype(dtype, where)
+
+        def load(path: str | Path) -> tuple[TargetModel, Tokenizer]:
+            return load_model(path, backend=backend, dtype=precision, device=where)
+
+        target, tokenizer = load(model)
+        self._assemble(target, tokenizer, load, speculation, cache, scheduler, precision)
+
+    @classmethod
+    def from_model(
+        cls,
+        target: TargetModel,
+        tokenizer: Tokenizer | None = None,
+        *,
+        speculation: str | Speculation | None = "auto",
+        draft_models: Mapping[str, TargetModel] | None = None,
+        cache: CacheConfig | None = None,
+        scheduler: SchedulerConfig | None = None,
+    ) -> LLM:
+        """Serve models that are in memory already.
+
+        Args:
+            target: the model served.
+            tokenizer: None serves token ids alone.
+            speculation: as for the class.
+            draft_models: models a drafter may ask for by name; they share the target's tokenizer.
+            cache: as for the class.
+            scheduler: as for the class.
+        """
+        known = dict(draft_models or {})
+
+        def load(path: str | Path) -> tuple[TargetModel, Tokenizer | None]:
+            if str(path) not in known:
+                raise ConfigError(
+                    f"there is no draft model {path!r} in memory; there are: {', '.join(known) or 'none'}"
+                )
+            return known[str(path)], tokenizer
+
+        llm = cls.__new__(cls)
+        llm._assemble(target, tokenizer, load, speculation, cache, scheduler, torch.float32)
+        return llm
+
+    def _assemble(
+        self,
+        target: TargetModel,
+        tokenizer: Tokenizer | None,
+        load: Any,
+        speculation: str | Speculation | None,
+        cache: CacheConfig | None,
+        scheduler: SchedulerConfig | None,
+        dtype: torch.dtype,
+    ) -> None:
+        plan = Speculation(speculation or "none") if not isinstance(speculation, Speculation) else speculation
+        config, verifier = plan.drafter_config(), make_verifier(plan.verifier)
+        needs = config.needs
+        check_exact(
+            verifier,
+            config.method,
+            branching=needs.branching,
+            merged=needs.merged,
+            deterministic=needs.deterministic,
+        )
+        pages = cache or CacheConfig()
+        pool = KVPool(pages.rows or 2 * target.context_length, pages.page_size)
+        vocabulary = min(target.vocabulary, tokenizer.vocab_size) if tokenizer else target.vocabulary
+        bench = Workbench(
+            target=target,
+            tokenizer=tokenizer,
+            pool=pool,
+            draws=verifier.draws,
+            dtype=dtype,
+            device=target.device,
+            vocabulary=vocabulary,
+            load=load,
+        )
+        self.drafter_config, self.verifier, self.tokenizer = config, verifier, tokenizer
+        self.engine = Engine(
+            target=target,
+            tokenizer=tokenizer,
+            pool=pool,
+            drafter=config.build(bench),
+            verifier=verifier,
+            config=scheduler or SchedulerConfig(),
+            most_nodes=config.most_nodes,
+            vocabulary=vocabulary,
+        )
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[Completion]:
+        """Complete prompts, side by side.
+
+        Args:
+            prompts: a text, a list of token ids, or a list of either.
+            params: one for all prompts or one for each; None is greedy.
+            progress: show a progress bar.
+
+        Returns:
+            One completion per prompt, in order.
+        """
+        listed = [prompts] if _is_one(prompts) else list(prompts)
+        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(listed)
+        if len(each) != len(listed):
+            raise RequestError(f"there are {len(listed)} prompts but {len(each)} sampling parameters")
+        encoded = [self.encode(prompt) for prompt in listed]  # type: ignore[arg-type]
+        before = self.engine.seconds.copy()
+        groups: list[list[Request]] = []
+        try:
+            for prompt, wish in zip(encoded, each, strict=True):
+                groups.append(self._submit(prompt, wish))
+            self._finish([request for group in groups for request in group], progress)
+        except BaseException:
+            self._abandon(request for group in groups for request in group)
+            raise
+        spent = self.engine.seconds.minus(before)
+        return [
+            Completion(
+                prompt_token_ids=tuple(prompt),
+                choices=tuple(Choice.of(request) for request in group),
+                seconds=spent,
+                prompt_logprobs=None if wish.prompt_logprobs is None else tuple(group[0].prompt_logprobs),
+            )
+            for prompt, group, wish in zip(encoded, groups, each, strict=True)
+        ]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """Complete one prompt piece by piece; closing the iterator early cancels the request.
+
+        Args:
+            prompt: a text or token ids.
+            params: None is greedy.
+        """
+        requests = self._submit(self.encode(prompt), params or SamplingParams())
+        mine = {request.id for request in requests}
+        open_requests = len(requests)
+        try:
+            while open_requests:
+                for item in self.engine.step():
+                    if item.request.id in mine:
+                        open_requests -= item.finished
+                        whole = Choice.of(item.request) if item.finished else None
+                        yield Chunk(item.request.choice, item.text, item.tokens, item.drafted, whole)
+        finally:
+            self._abandon(requests)
+
+    def chat(self, messages: Messages, params: SamplingParams | None = None) -> Completion:
+        """Answer a conversation, through the model's own chat template.
+
+        Args:
+            messages: ``{"role": …, "content": …}`` in order.
+            params: None is greedy.
+
+        Raises:
+            ModelError: the model has no chat template.
+        """
+        return self.generate(self.encode_chat(messages), params)[0]
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; ids pass through.
+
+        Raises:
+            ConfigError: text for a model without a tokenizer.
+        """
+        if not isinstance(prompt, str):
+            return list(prompt)
+        return self._tokenizer.encode(prompt)
+
+    def encode_chat(self, messages: Messages) -> list[int]:
+        """Token ids of a conversation, ready for the model's answer."""
+        text = self._tokenizer.apply_chat_template([dict(message) for message in messages])
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ConfigError("this model was given without a tokenizer; pass token ids")
+        return self.tokenizer
+
+    def _submit(self, prompt: Sequence[int], params: SamplingParams) -> list[Request]:
+        first = self.engine.submit(prompt, params)
+        return [first, *(self.engine.submit(prompt, params, choice=i, seed=first.seed) for i in range(1, params.n))]
+
+    def _finish(self, requests: Sequence[Request], progress: bool) -> None:
+        with ProgressBar(disable=not progress, transient=True) as bar:
+            task = bar.add_task("completing", total=len(requests))
+            while any(request.finish_reason is None for request in requests):
+                for item in self.engine.step():
+                    bar.advance(task, item.finished)
+
+    def _abandon(self, requests: Any) -> None:
+        for request in requests:
+            self.engine.cancel(request)
+        self.engine.end_cancelled()
+
+
+def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))

@@ -1,0 +1,122 @@
+"""The numbers users steer by: acceptance by position, accepted length, and where the time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from outrider.verify.base import Verdict
+
+
+def predicted_speedup(acceptance: Sequence[float], cost: float) -> float:
+    """Speedup over plain decoding that acceptance and drafting cost predict.
+
+    With one rate for every position it is ``(1 − α^(γ+1)) / ((1 − α)(γc + 1))`` (Leviathan et al. 2023, theorem 3.8);
+    here each position has its own rate.
+
+    Args:
+        acceptance: conditional acceptance rate at each drafted position; its length is γ.
+        cost: time of one draft step over the time of one target pass (c).
+    """
+    expected, survival = 1.0, 1.0
+    for rate in acceptance:
+        survival *= rate
+        expected += survival
+    return expected / (len(acceptance) * cost + 1.0)
+
+
+@dataclass
+class SpeculationStats:
+    """What happened to drafts, summed over rounds; a round is one pass that decoded, prompt passes left out."""
+
+    rounds: int = 0
+    emitted: int = 0
+    drafted: list[int] = field(default_factory=list)
+    """Nodes proposed, by depth."""
+    tested: list[int] = field(default_factory=list)
+    """Rounds whose accepted path reached a node with a child at this depth."""
+    accepted: list[int] = field(default_factory=list)
+    """Rounds whose accepted path reached this depth."""
+
+    def add(self, verdict: Verdict) -> None:
+        """Count one round."""
+        self.rounds += 1
+        self.emitted += len(verdict.tokens)
+        for total, part in (
+            (self.drafted, verdict.drafted),
+            (self.tested, verdict.tested),
+            (self.accepted, verdict.accepted),
+        ):
+            total += [0] * (len(part) - len(total))
+            for depth, count in enumerate(part):
+                total[depth] += count
+
+    def merge(self, other: SpeculationStats) -> None:
+        """Add another request's counts."""
+        self.rounds += other.rounds
+        self.emitted += other.emitted
+        for mine, theirs in (
+            (self.drafted, other.drafted),
+            (self.tested, other.tested),
+            (self.accepted, other.accepted),
+        ):
+            mine += [0] * (len(theirs) - len(mine))
+            for depth, count in enumerate(theirs):
+                mine[depth] += count
+
+    @property
+    def acceptance_rate(self) -> float:
+        """α: accepted over *tested* drafts, all positions together; 0 when nothing was tested."""
+        return sum(self.accepted) / total if (total := sum(self.tested)) else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """α at each depth: accepted over tested there."""
+        accepted = self.accepted + [0] * (len(self.tested) - len(self.accepted))
+        return [a / t if t else 0.0 for a, t in zip(accepted, self.tested, strict=False)]
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """τ: tokens emitted per round, the bonus included; plain decoding has 1."""
+        return self.emitted / self.rounds if self.rounds else 0.0
+
+
+@dataclass
+class PhaseSeconds:
+    """Where the engine's time went."""
+
+    prefill: float = 0.0
+    """Passes that held a prompt chunk, everything in them."""
+    draft: float = 0.0
+    verify: float = 0.0
+    """The target's forward passes that only decode."""
+    other: float = 0.0
+    """Scheduling, sampling, acceptance, commits, text: the engine's own time."""
+    rounds: int = 0
+    """Passes that only decode."""
+
+    def add_round(self, *, draft: float, verify: float, other: float) -> None:
+        """Count one decoding pass."""
+        self.rounds += 1
+        self.draft += draft
+        self.verify += verify
+        self.other += other
+
+    @property
+    def decode(self) -> float:
+        """All of the decoding rounds."""
+        return self.draft + self.verify + self.other
+
+    def copy(self) -> PhaseSeconds:
+        """The same numbers, apart."""
+        return replace(self)
+
+    def minus(self, before: PhaseSeconds) -> PhaseSeconds:
+        """What has been added since a copy was taken."""
+        return PhaseSeconds(
+            self.prefill - before.prefill,
+            self.draft - before.draft,
+            self.verify - before.verify,
+            self.other - before.other,
+            self.rounds - before.rounds,
+        )

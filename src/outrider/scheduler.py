@@ -1,0 +1,143 @@
+"""Who takes part in the next pass, with how many rows; the only writer of :class:`Request`.
+
+There is no prefill phase and no decode phase: every request has rows computed and rows wanted, and each pass lets the
+first catch up with the second.  A request one row short is decoding, and may put drafts behind that row.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from outrider.config import SchedulerConfig
+from outrider.kv.pool import PagedCache
+from outrider.request import Request, Status
+from outrider.stopping import FinishReason, Taken
+from outrider.verify.base import Verdict
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """One request's share of a pass."""
+
+    request: Request
+    forced: int
+    """Committed tokens to compute before the anchor."""
+    nodes: int
+    """Most tree nodes, anchor included; 0 while the pass does not reach the anchor."""
+
+    @property
+    def reaches_anchor(self) -> bool:
+        """Whether this pass yields a token."""
+        return self.nodes > 0
+
+
+class Scheduler:
+    """Admits, budgets, preempts and commits.
+
+    Args:
+        cache: the target's pages.
+        config: row limits.
+        most_nodes: most nodes a drafter's tree may have, anchor included.
+    """
+
+    def __init__(self, cache: PagedCache, config: SchedulerConfig, most_nodes: int) -> None:
+        self._cache, self._config, self._most_nodes = cache, config, most_nodes
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is left."""
+        return not self.waiting and not self.running
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self.waiting.append(request)
+
+    def schedule(self) -> tuple[list[Work], list[Request]]:
+        """The next pass.
+
+        Returns:
+            The work, decoding requests first, and the requests that lost their pages to make room.
+        """
+        work: list[Work] = []
+        preempted: list[Request] = []
+        rows = self._config.max_rows
+        for request in sorted(self.running, key=lambda request: request.pending > 1):
+            if request.status is not Status.RUNNING or rows == 0:
+                continue
+            share = self._share(request, rows)
+            if self._make_room(request, share, {item.request.id for item in work}, preempted):
+                work.append(share)
+                self._cache.extend(request.id, request.computed + share.forced + share.nodes)
+                rows -= share.forced + share.nodes
+        while rows and self.waiting and len(self.running) < self._config.max_running and not preempted:
+            share = self._share(self.waiting[0], rows)
+            if self._cache.shortage(share.request.id, share.request.wanted):
+                break
+            self._cache.extend(share.request.id, share.forced + share.nodes)
+            self.waiting.popleft()
+            share.request.status = Status.RUNNING
+            self.running.append(share.request)
+            work.append(share)
+            rows -= share.forced + share.nodes
+        for item in work:
+            item.request.round_number += item.reaches_anchor
+        return work, preempted
+
+    def _share(self, request: Request, rows: int) -> Work:
+        pending = request.pending
+        if pending > 1:
+            chunk = min(pending, self._config.prefill_chunk, rows)
+            return Work(request, chunk - (chunk == pending), int(chunk == pending))
+        nodes = min(self._most_nodes, rows) if request.drafting else 1
+        if request.limit - request.wanted <= 1:
+            nodes = 1  # one token is left, and the anchor's row gives it
+        room = self._cache.shortage(request.id, request.computed + nodes)
+        return Work(request, 0, 1 if room else nodes)
+
+    def _make_room(self, request: Request, share: Work, scheduled: set[str], preempted: list[Request]) -> bool:
+        """Free pages for a share by preempting the youngest requests; False when the request itself must wait."""
+        while self._cache.shortage(request.id, request.computed + share.forced + share.nodes):
+            victim = next((r for r in reversed(self.running) if r.id not in scheduled), None)
+            if victim is None:
+                return False
+            self.preempt(victim)
+            preempted.append(victim)
+            if victim is request:
+                return False
+        return True
+
+    def preempt(self, request: Request) -> None:
+        """Take a request's pages; it is computed again later, and keeps its tokens, round and dice."""
+        self.running.remove(request)
+        self._cache.release(request.id)
+        request.computed, request.status = 0, Status.WAITING
+        self.waiting.appendleft(request)
+
+    def advance(self, request: Request, rows: int) -> None:
+        """Prompt rows were computed and no token came of it."""
+        request.computed += rows
+
+    def commit(self, item: Work, verdict: Verdict, taken: Taken) -> None:
+        """Take what a round emitted into its request."""
+        request = item.request
+        request.computed += item.forced + 1 + len(verdict.path)
+        if item.forced == 0:
+            request.stats.add(verdict)
+        request.inputs += verdict.tokens
+        request.sampler.commit(verdict.tokens)
+        if taken.text:
+            request.text.append(taken.text)
+        if taken.finish_reason is not None:
+            request.stop_reason = taken.stop_reason
+            self.finish(request, taken.finish_reason)
+
+    def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+        """End a request and give back its pages; safe at any point between rounds."""
+        if request.status is Status.FINISHED:
+            return
+        (self.running if request.status is Status.RUNNING else self.waiting).remove(request)
+        request.status, request.finish_reason, request.error = Status.FINISHED, reason, error
+        self._cache.release(request.id)

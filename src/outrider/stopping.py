@@ -1,0 +1,130 @@
+"""Where an output ends, decided token by token before anything is committed.
+
+An end may fall anywhere inside an accepted path; text, token ids, logprobs and usage all stop at the same token.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.sampling.params import SamplingParams
+
+
+class FinishReason(str, enum.Enum):
+    """Why a completion ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class TokenStream(Protocol):
+    """Turns token ids into text one by one, holding back incomplete characters."""
+
+    def push(self, token_id: int) -> str:
+        """The text a token adds; empty while a character is incomplete."""
+        ...
+
+
+@dataclass(frozen=True)
+class Taken:
+    """How much of a round's tokens the output takes."""
+
+    count: int
+    text: str
+    """What may be shown now: a possible beginning of a stop string is held back."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop string or stop token id that ended the output."""
+
+
+class Stopper:
+    """Watches one request's output for its end.
+
+    Args:
+        params: the request's parameters.
+        end_ids: token ids that end the output.
+        budget: output tokens at most.
+        stream: makes text; None where there is no tokenizer.
+    """
+
+    def __init__(
+        self, params: SamplingParams, end_ids: frozenset[int], budget: int, stream: TokenStream | None
+    ) -> None:
+        self._stops, self._min_tokens = params.stop, params.min_tokens
+        self._end_ids, self._budget, self._stream = end_ids, budget, stream
+        self._window = max((len(stop) for stop in params.stop), default=1) - 1
+        self._tail, self._held, self._count = "", "", 0
+
+    @property
+    def count(self) -> int:
+        """Output tokens taken so far."""
+        return self._count
+
+    @property
+    def left(self) -> int:
+        """Output tokens that may still come."""
+        return self._budget - self._count
+
+    def take(self, tokens: Sequence[int]) -> Taken:
+        """Accept tokens up to the output's end.
+
+        Args:
+            tokens: what a round emitted, in order.
+        """
+        shown: list[str] = []
+        for index, token in enumerate(tokens):
+            if self._count >= self._budget:
+                return self._finish(index, shown, FinishReason.LENGTH)
+            self._count += 1
+            if token in self._end_ids:
+                return self._finish(index + 1, shown, FinishReason.STOP, token)
+            delta = self._stream.push(token) if self._stream else ""
+            stop = self._completed_stop(delta)
+            if stop is not None:
+                cut, reason = stop
+                self._held = (self._held + delta)[:cut]
+                return self._finish(index + 1, shown, FinishReason.STOP, reason)
+            shown.append(self._release(delta))
+        reason_now = FinishReason.LENGTH if self._count >= self._budget else None
+        return self._finish(len(tokens), shown, reason_now) if reason_now else Taken(len(tokens), "".join(shown))
+
+    def _finish(self, count: int, shown: list[str], reason: FinishReason, stop: int | str | None = None) -> Taken:
+        shown.append(self._held)
+        self._held = ""
+        return Taken(count, "".join(shown), reason, stop)
+
+    def _completed_stop(self, delta: str) -> tuple[int, str] | None:
+        """The stop string that completes first within the new text, and where the held text is to be cut."""
+        if not self._stops or not delta:
+            return None
+        text = self._tail + delta
+        fresh = len(self._tail)
+        self._tail = text[-self._window :] if self._window else ""
+        if self._count < self._min_tokens:
+            return None
+        found = []
+        for stop in self._stops:
+            start = text.find(stop, max(0, fresh - len(stop) + 1))
+            if start >= 0:
+                found.append((start + len(stop), start, stop))
+        if not found:
+            return None
+        _, start, stop = min(found)
+        return len(self._held) + start - fresh, stop
+
+    def _release(self, delta: str) -> str:
+        """Text that no stop string can still reach back into."""
+        if not self._stops:
+            return delta
+        text = self._held + delta
+        keep = next((n for n in range(min(self._window, len(text)), 0, -1) if self._may_begin(text[-n:])), 0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def _may_begin(self, tail: str) -> bool:
+        return any(stop.startswith(tail) for stop in self._stops)

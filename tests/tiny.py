@@ -1,0 +1,39 @@
+"""Tiny random models for tests: real transformers classes, real attention, milliseconds to run."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outrider.target.hf import ATTENTION, HFModel
+
+VOCABULARY = 64
+
+
+@lru_cache
+def tiny_module(seed: int = 0, vocabulary: int = VOCABULARY, attention: str = ATTENTION) -> LlamaForCausalLM:
+    """A two-layer Llama whose logits spread enough for argmax to mean something."""
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        attn_implementation=attention,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        module = LlamaForCausalLM(config).eval().requires_grad_(False)
+        for parameter in module.parameters():
+            if parameter.ndim == 2:
+                parameter.data.normal_(0.0, 0.25)
+    return module
+
+
+def tiny_model(seed: int = 0, vocabulary: int = VOCABULARY) -> HFModel:
+    """The same, behind the target protocol."""
+    return HFModel(tiny_module(seed, vocabulary), architecture="LlamaForCausalLM", context_length=512)
