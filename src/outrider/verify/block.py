@@ -8,11 +8,11 @@ import torch
 
 from outrider.sampling.noise import Purpose
 from outrider.tree import TokenTree
-from outrider.verify.base import Draws, TargetRows, Verdict, register
+from outrider.verify.base import Draws, Rows, Verdict, register
 from outrider.verify.residual import chain_of, law, ratio
 
 
-def accepted_block(tree: TokenTree, rows: TargetRows) -> Verdict:
+def accepted_block(tree: TokenTree, rows: Rows) -> Verdict:
     """Accept the longest prefix whose own test succeeds, however many shorter ones would have failed.
 
     The weight ``w_i = min(1, w_{i−1}·p(x_i)/q(x_i))`` is the share of prefix i that the target still wants.  With
@@ -61,6 +61,6 @@ class Block:
     merged: ClassVar[bool] = False
     deterministic: ClassVar[bool] = True
 
-    def accept(self, tree: TokenTree, rows: TargetRows) -> Verdict:
+    def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
         """See :class:`outrider.verify.base.Verifier`."""
         return accepted_block(tree, rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from outrider.tree import TokenTree
-from outrider.verify.base import Draws, TargetRows, Verdict, register
+from outrider.verify.base import Draws, Rows, Verdict, register
 from outrider.verify.residual import top_down
 
 
@@ -28,6 +28,6 @@ class MultiStep:
     merged: ClassVar[bool] = True
     deterministic: ClassVar[bool] = True
 
-    def accept(self, tree: TokenTree, rows: TargetRows) -> Verdict:
+    def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
         """See :class:`outrider.verify.base.Verifier`."""
         return top_down(tree, rows)

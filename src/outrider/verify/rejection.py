@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from outrider.sampling.noise import Purpose
 from outrider.tree import TokenTree
-from outrider.verify.base import Draws, TargetRows, Verdict, register
+from outrider.verify.base import Draws, Rows, Verdict, register
 from outrider.verify.residual import chain_of, law, ratio, residual
 
 
-def accepted_prefix(tree: TokenTree, rows: TargetRows) -> Verdict:
+def accepted_prefix(tree: TokenTree, rows: Rows) -> Verdict:
     """Accept x₁, x₂, … each with probability ``min(1, p(x)/q(x))``; replace the first that fails, and stop there."""
     p, accept, final = rows.probabilities, rows.dice(Purpose.ACCEPT), rows.dice(Purpose.FINAL)
     n = 0
@@ -40,6 +40,6 @@ class Rejection:
     merged: ClassVar[bool] = False
     deterministic: ClassVar[bool] = True
 
-    def accept(self, tree: TokenTree, rows: TargetRows) -> Verdict:
+    def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
         """See :class:`outrider.verify.base.Verifier`."""
         return accepted_prefix(tree, rows)

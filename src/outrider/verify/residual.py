@@ -14,7 +14,7 @@ import torch
 
 from outrider.sampling.noise import Purpose
 from outrider.tree import Candidate, TokenTree
-from outrider.verify.base import Dice, TargetRows, Verdict
+from outrider.verify.base import Dice, Rows, Verdict
 
 
 def law(tree: TokenTree, candidate: Candidate, vocabulary: int) -> torch.Tensor:
@@ -78,7 +78,7 @@ def select(tree: TokenTree, node: int, p: torch.Tensor, accept: Dice) -> tuple[i
     return None, p
 
 
-def top_down(tree: TokenTree, rows: TargetRows) -> Verdict:
+def top_down(tree: TokenTree, rows: Rows) -> Verdict:
     """From the anchor, descend into the accepted child until a node has none; then draw from what is left there."""
     p, accept, final = rows.probabilities, rows.dice(Purpose.ACCEPT), rows.dice(Purpose.FINAL)
     path: list[int] = []

@@ -8,7 +8,7 @@ import torch
 
 from outrider.sampling.noise import Purpose
 from outrider.tree import Candidate, TokenTree
-from outrider.verify.base import Dice, Draws, TargetRows, Verdict, register
+from outrider.verify.base import Dice, Draws, Rows, Verdict, register
 from outrider.verify.residual import law, ratio
 
 
@@ -69,7 +69,7 @@ class Traversal:
     merged: ClassVar[bool] = True
     deterministic: ClassVar[bool] = True
 
-    def accept(self, tree: TokenTree, rows: TargetRows) -> Verdict:
+    def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
         """See :class:`outrider.verify.base.Verifier`."""
         accept, final = rows.dice(Purpose.ACCEPT), rows.dice(Purpose.FINAL)
         found = _Traversal(tree, rows.probabilities, accept).end(0, 1.0)
