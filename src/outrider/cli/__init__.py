@@ -1,0 +1,67 @@
+"""The command line, one file per subcommand; a subcommand's file is imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from cyclopts import App, CycloptsError
+
+from outrider import __version__
+from outrider.errors import OutriderError
+
+COMMANDS: Final = {
+    "generate": "Complete one prompt.",
+    "chat": "Talk to a model; accepted drafts are shown in another shade.",
+    "bench": "Measure what speculation gains, method against method.",
+    "audit": "Prove on your own model that speculation changes nothing.",
+    "models": "List the models that can be called by name.",
+    "info": "Show versions, hardware, drafting methods with their options, and acceptance rules.",
+}
+"""Every subcommand: file ``cli/<name>.py`` with a function of the same name, and its line in the help."""
+
+BAD_INPUT: Final = 2
+INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: the arguments; None takes the process's own.
+
+    Returns:
+        The exit code: 0, 1 when what was asked for failed, 2 for bad input.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        code = _app()(arguments, result_action="return_value", exit_on_error=False, print_error=False)
+        sys.stdout.flush()
+    except (OutriderError, CycloptsError) as error:
+        sys.stderr.write(f"outrider: {_sentence(error)}\n")
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader has left; nothing may be written to it at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return code if isinstance(code, int) else 0
+
+
+def _app() -> App:
+    app = App(name="outrider", help="Speculative decoding that changes nothing about the output.", version=__version__)
+    app.suppress_keyboard_interrupt = False
+    for name, line in COMMANDS.items():
+        if importlib.util.find_spec(f"outrider.cli.{name}") is not None:
+            app.command(f"outrider.cli.{name}:{name}", name=name, help=line)
+    return app
+
+
+def _sentence(error: Exception) -> str:
+    """An error on one line."""
+    return " ".join(str(error).split())

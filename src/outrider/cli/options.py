@@ -1,0 +1,248 @@
+"""Flags that subcommands share; those of drafting methods are made from the methods' own config dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, cast, get_origin, get_type_hints
+
+import torch
+from cyclopts import Parameter
+
+from outrider.config import AUTOMATIC, Speculation
+from outrider.drafters.base import DrafterConfig, automatic_config, config_class, make_config, methods
+from outrider.errors import ConfigError
+from outrider.sampling.params import SamplingParams
+from outrider.verify import registered
+
+if TYPE_CHECKING:
+    from outrider.llm import LLM
+
+T = TypeVar("T")
+
+MODELS_FLAG: Final = "speculative-draft-model-path"
+"""The flag that names draft models, whichever method reads them."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """Which model, and how it is run."""
+
+    model: str
+    """Folder, hub id, .gguf file, or the name of a model in the models folder."""
+    dtype: str = "auto"
+    """Precision: auto (float32 on the CPU), float32, bfloat16 or float16."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    backend: str = "auto"
+    """What runs the model; auto takes the best there is."""
+    threads: int | None = None
+    """CPU threads; by default torch's own choice."""
+
+    def use_threads(self) -> None:
+        """Set torch's thread count where one was asked for.
+
+        Raises:
+            ConfigError: it is not positive.
+        """
+        if self.threads is None:
+            return
+        if self.threads < 1:
+            raise ConfigError(f"--threads must be at least 1, not {self.threads}")
+
+        torch.set_num_threads(self.threads)
+
+    def load(self, speculation: Speculation) -> LLM:
+        """Load the model with a way to speculate."""
+        from outrider.llm import LLM  # takes seconds, which --help and bad flags need not wait for
+
+        self.use_threads()
+        return LLM(self.model, speculation=speculation, dtype=self.dtype, device=self.device, backend=self.backend)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class SamplingFlags:
+    """How tokens are chosen."""
+
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Keep the smallest set of most probable tokens whose mass reaches this; 1 keeps all."""
+    top_k: int = 0
+    """Keep the k most probable tokens; 0 keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less probable than this share of the most probable one."""
+    seed: int | None = None
+    """Makes sampled text reproducible; by default one is drawn and reported."""
+    max_tokens: int = 256
+    """Most tokens of the output."""
+    stop: Annotated[list[str], Parameter(negative="")] = field(default_factory=list)
+    """String that ends the output; may be given more than once."""
+
+    def params(self) -> SamplingParams:
+        """The same as sampling parameters.
+
+        Raises:
+            ConfigError: a value out of range.
+        """
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            stop=tuple(self.stop),
+        )
+
+
+class Option(NamedTuple):
+    """One option of one method."""
+
+    method: str
+    field: str
+    kind: Any
+    flag: str
+    help: str
+    default: Any
+    low: float | None
+    high: float | None
+
+    @property
+    def several(self) -> bool:
+        """Whether its flag may be given more than once."""
+        return get_origin(self.kind) is tuple
+
+    @property
+    def limits(self) -> str:
+        """Default and bounds, for a person to read."""
+        default = "none" if self.default in ((), "", None) else self.default
+        if self.low is None or isinstance(self.default, bool) or not isinstance(self.default, (int, float)):
+            return f"{default}"
+        return f"{default}, {self.low:g} to {self.high:g}" if self.high is not None else f"{default}, from {self.low:g}"
+
+    def value(self, given: Any) -> Any:
+        """The option's value, from its flag's.
+
+        Raises:
+            ConfigError: several values for an option that takes one.
+        """
+        if self.several:
+            return tuple(given) if isinstance(given, list) else (given,)
+        if isinstance(given, list):
+            if len(given) != 1:
+                raise ConfigError(f"{self.method} takes one --{self.flag}, but {len(given)} were given")
+            return given[0]
+        return given
+
+
+def options_of(config: type[DrafterConfig]) -> list[Option]:
+    """The options of one method, in the order of its dataclass."""
+    kinds = get_type_hints(config)
+    return [
+        Option(
+            method=config.method,
+            field=item.name,
+            kind=kinds[item.name],
+            flag=item.metadata["flag"] or f"speculative-{item.name.replace('_', '-')}",
+            help=item.metadata["help"],
+            default=item.default,
+            low=item.metadata["low"],
+            high=item.metadata["high"],
+        )
+        for item in dataclasses.fields(config)  # type: ignore[arg-type]
+        if "flag" in item.metadata
+    ]
+
+
+@cache
+def all_options() -> dict[str, list[Option]]:
+    """Every flag of every method, with the options it sets."""
+    table: dict[str, list[Option]] = {}
+    for name in methods():
+        for each in options_of(config_class(name)):
+            table.setdefault(each.flag, []).append(each)
+    return table
+
+
+def with_method_options(base: type[T]) -> type[T]:
+    """Add a flag for every option of every method to a dataclass of flags; None is the method's own default."""
+    fields = []
+    for flag, options in all_options().items():
+        kind = next((list[str] for option in options if option.several), options[0].kind)
+        parameter = Parameter(name=f"--{flag}", help=_help(options), negative="")
+        fields.append((flag.replace("-", "_"), Annotated[kind | None, parameter], dataclasses.field(default=None)))
+    made = dataclasses.make_dataclass(base.__name__, fields, bases=(base,), frozen=True, kw_only=True)
+    made.__doc__, made.__module__ = base.__doc__, base.__module__
+    return cast(type[T], made)
+
+
+def _help(options: Sequence[Option]) -> str:
+    """The help texts of the options behind one flag, each followed by the methods that have it."""
+    texts: dict[str, list[str]] = {}
+    for option in options:
+        texts.setdefault(option.help, []).append(f"{option.method}: {option.limits}")
+    return " ".join(f"{text} ({'; '.join(where)})" for text, where in texts.items())
+
+
+@Parameter(name="*")
+@with_method_options
+@dataclass(frozen=True, kw_only=True)
+class MethodFlags:
+    """The acceptance rule, and the options of every method."""
+
+    verifier: Annotated[str, Parameter(help=f"Acceptance rule: {', '.join(registered())}.")] = "coupled"
+
+    def given(self) -> dict[str, Any]:
+        """The method options that were given, by flag."""
+        values = {flag: getattr(self, flag.replace("-", "_")) for flag in all_options()}
+        return {flag: value for flag, value in values.items() if value is not None}
+
+    def plan(self, algorithm: str, *, ignore_foreign: bool = False) -> Speculation:
+        """The way to speculate that these flags and an algorithm's name describe.
+
+        Args:
+            algorithm: a method's name or ``auto``; case, dashes and underscores do not matter.
+            ignore_foreign: leave out options the method does not have, as a run of several methods must.
+
+        Raises:
+            ConfigError: an unknown name, an option the method does not have, or a value out of bounds.
+        """
+        given = self.given()
+        config = _chosen(algorithm, given.get(MODELS_FLAG, []))
+        known = {option.flag: option for option in options_of(type(config))}
+        foreign = [flag for flag in given if flag not in known]
+        if foreign and not ignore_foreign:
+            has = ", ".join(f"--{flag}" for flag in known) or "none"
+            raise ConfigError(f"--{foreign[0]} is not an option of {config.method}; it has: {has}")
+        values = {option.field: getattr(config, option.field) for option in known.values()}
+        values |= {known[flag].field: known[flag].value(value) for flag, value in given.items() if flag in known}
+        plan = Speculation(config.method, self.verifier, values)
+        plan.drafter_config()
+        return plan
+
+
+@Parameter(name="*")
+@with_method_options
+@dataclass(frozen=True, kw_only=True)
+class SpeculationFlags(MethodFlags):
+    """How to speculate."""
+
+    speculative_algorithm: Annotated[
+        str, Parameter(help=f"Drafting method: {', '.join(name.upper() for name in (AUTOMATIC, *methods()))}.")
+    ] = AUTOMATIC
+
+    def speculation(self) -> Speculation:
+        """The way to speculate that the flags describe; see :meth:`MethodFlags.plan` for errors."""
+        return self.plan(self.speculative_algorithm)
+
+
+def _chosen(algorithm: str, draft_models: Sequence[str]) -> DrafterConfig:
+    """The config a name stands for, its options at their defaults."""
+    if algorithm.lower() == AUTOMATIC:
+        return automatic_config(draft_models)
+    return make_config(algorithm, {})

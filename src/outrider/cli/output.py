@@ -1,0 +1,126 @@
+"""What the subcommands print: streamed text, a line of figures, one JSON object."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from outrider.completion import Choice, Chunk
+    from outrider.metrics import PhaseSeconds, SpeculationStats
+    from outrider.target.tokenizer import Tokenizer
+
+ACCEPTED_STYLE: Final = "green"
+
+
+def screen() -> Console:
+    """The console of standard output."""
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def side() -> Console:
+    """The console of standard error, for what is not the result."""
+    return Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def write_json(value: Any) -> None:
+    """Print one JSON object on one line of standard output."""
+    sys.stdout.write(json.dumps(finite(value), ensure_ascii=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """The same with None for numbers JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+class Shades:
+    """Tells which part of a streamed text came from accepted drafts.
+
+    The chunks' own text is what counts: it ends where a stop string begins and holds back what may become one.  The
+    tokens are decoded once more beside it, only to know which token each character belongs to.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._stream = tokenizer.stream()
+        self._waiting: list[tuple[str, bool]] = []
+
+    def split(self, chunk: Chunk) -> Iterator[tuple[str, bool]]:
+        """The chunk's text in pieces, each with whether a draft brought it."""
+        self._waiting += [
+            (self._stream.push(token), place < chunk.drafted) for place, token in enumerate(chunk.token_ids)
+        ]
+        left = len(chunk.text)
+        while left and self._waiting:
+            text, drafted = self._waiting.pop(0)
+            if len(text) > left:
+                self._waiting.insert(0, (text[left:], drafted))
+            yield text[:left], drafted
+            left -= len(text[:left])
+
+
+def figures_line(stats: SpeculationStats, seconds: PhaseSeconds) -> str:
+    """Speed, acceptance and accepted length on one line."""
+    parts = [f"{tokens_per_second(stats, seconds):.1f} tokens/s"]
+    if sum(stats.tested):
+        by_position = " ".join(f"{rate:.2f}" for rate in stats.acceptance_by_position[:8])
+        parts.append(f"α {stats.acceptance_rate:.2f} (by position {by_position})")
+    parts.append(f"τ {stats.mean_accepted_length:.2f}")
+    return " · ".join(parts)
+
+
+def tokens_per_second(stats: SpeculationStats, seconds: PhaseSeconds) -> float:
+    """Tokens of the rounds that only decode, over those rounds' time; 0 where there were none."""
+    return stats.emitted / seconds.decode if seconds.decode else 0.0
+
+
+def result(choice: Choice, prompt_tokens: int, algorithm: str, verifier: str, seconds: PhaseSeconds) -> dict[str, Any]:
+    """The JSON object of one completion."""
+    stats = choice.speculation
+    return {
+        "text": choice.text,
+        "token_ids": list(choice.token_ids),
+        "finish_reason": choice.finish_reason.value,
+        "seed": choice.seed,
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": len(choice.token_ids),
+            "total_tokens": prompt_tokens + len(choice.token_ids),
+        },
+        "speculation": {"algorithm": algorithm, "verifier": verifier} | speculation_counts(stats),
+        "timing": {
+            "prefill_s": seconds.prefill,
+            "decode_s": seconds.decode,
+            "tokens_per_s": tokens_per_second(stats, seconds),
+            "draft_s": seconds.draft,
+            "verify_s": seconds.verify,
+            "other_s": seconds.other,
+        },
+    }
+
+
+def speculation_counts(stats: SpeculationStats) -> dict[str, Any]:
+    """What became of drafts, summed over depths, with acceptance by position beside it."""
+    return {
+        "rounds": stats.rounds,
+        "drafted": sum(stats.drafted),
+        "tested": sum(stats.tested),
+        "accepted": sum(stats.accepted),
+        "acceptance_rate": stats.acceptance_rate,
+        "acceptance_by_position": _rounded(stats.acceptance_by_position),
+        "mean_accepted_length": stats.mean_accepted_length,
+    }
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, 6) for value in values]
