@@ -52,8 +52,8 @@ class GuardedDrafter:
         self._drafter.close(key)
 
     def pause(self, key: str) -> None:
-        """Drop what is held for a request that lost its pages; the drafter starts on it anew."""
-        self._drafter.close(key)
+        """Give back a preempted request's pages."""
+        self._drafter.pause(key)
 
     def _propose(self, part: DraftContext) -> list[TokenTree]:
         try:

@@ -7,7 +7,7 @@ chunk is nothing but forced rows, so prefill needs no path of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -159,6 +159,15 @@ class TreeBuilder:
         for token in tokens:
             node = self.add(node, token)
         return self
+
+    def walk(self, tokens: Iterable[int]) -> Iterator[int]:
+        """The nodes of a path of tokens below the anchor, as far as the tree has them."""
+        node: int | None = 0
+        for token in tokens:
+            node = self._index.get((node, token)) if node is not None else None
+            if node is None:
+                return
+            yield node
 
     def graft(self, tree: TokenTree, source: int) -> None:
         """Merge another tree with the same anchor: equal paths become one node, every draw keeps its law."""

@@ -163,6 +163,10 @@ class Drafter(Protocol):
         """Learn what became of every sequence that took part in the round, drafted for or not."""
         ...
 
+    def pause(self, key: str) -> None:
+        """Give back a request's pages; it comes back later with the same tokens and more."""
+        ...
+
     def close(self, key: str) -> None:
         """Forget a request and release all that is held for it; unknown keys are ignored."""
         ...

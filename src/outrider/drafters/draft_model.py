@@ -38,7 +38,7 @@ class DraftModel:
     """Options of a draft model."""
 
     method: ClassVar[str] = "draft_model"
-    automatic_rank: ClassVar[int] = 2
+    automatic_rank: ClassVar[int] = 1
 
     model: str = option("", "Folder, hub id or .gguf file of the draft model.", flag="speculative-draft-model-path")
     num_steps: int = option(4, "Drafting depth: draft passes per round.", low=0, high=256, flag="speculative-num-steps")
@@ -140,9 +140,14 @@ class DraftModelDrafter:
             growth = self._drafts.pop(sequence.key, None)
             if growth is None or growth.computed == 0:
                 continue
-            kept = [0, *(row for row in (growth.row_of(node) for node in verdict.path) if row is not None)]
+            accepted = verdict.tokens[: len(verdict.path)]
+            kept = [0, *growth.rows_of(accepted)]
             self._cache.commit(sequence.key, growth.context, kept)
             self._computed[sequence.key] = growth.context + len(kept)
+
+    def pause(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        self.close(key)
 
     def close(self, key: str) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
@@ -194,7 +199,6 @@ class _Growth:
         self._builder: TreeBuilder = sequence.builder()
         self._nodes, self._depth, self._beam = nodes, depth, beam
         self._level = 0
-        self._row_of: dict[int, int] = {}
 
     @property
     def room(self) -> bool:
@@ -237,13 +241,19 @@ class _Growth:
     def finish(self) -> TokenTree:
         """The tree, cut to its most promising nodes where it outgrew its budget."""
         tree = self._builder.build()
-        keep = list(range(len(tree)))
-        if len(tree) > self._nodes:
-            keep = sorted(heapq.nsmallest(self._nodes, keep, key=lambda node: (-tree.survival[node], node)))
-            tree = tree.subtree(keep)
-        self._row_of = {new: old for new, old in enumerate(keep) if old < self.computed}
-        return tree
+        if len(tree) <= self._nodes:
+            return tree
+        best = heapq.nsmallest(self._nodes, range(len(tree)), key=lambda node: (-tree.survival[node], node))
+        return tree.subtree(sorted(best))
 
-    def row_of(self, node: int) -> int | None:
-        """The draft cache row, counted from the anchor's, of a node of the finished tree; None if never computed."""
-        return self._row_of.get(node)
+    def rows_of(self, tokens: Sequence[int]) -> list[int]:
+        """Draft cache rows, counted from the anchor's, of a path of accepted tokens, as far as they were computed.
+
+        The path may come from a tree this one was merged into, so it is followed by token.
+        """
+        rows: list[int] = []
+        for node in self._builder.walk(tokens):
+            if node >= self.computed:
+                break
+            rows.append(node)
+        return rows

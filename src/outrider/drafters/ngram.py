@@ -98,6 +98,9 @@ class NgramDrafter:
     def observe(self, outcome: Outcome) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
 
+    def pause(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+
     def close(self, key: str) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
         self._indexes.pop(key, None)

@@ -42,5 +42,8 @@ class NoDrafter:
     def observe(self, outcome: Outcome) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
 
+    def pause(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+
     def close(self, key: str) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""

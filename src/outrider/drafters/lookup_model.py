@@ -1,0 +1,98 @@
+"""Lookup first, model otherwise: a long match in the text is cheaper and surer than any model; elsewhere ask one.
+
+Which of the two drafts is decided by the committed text alone, so every acceptance rule stays exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from outrider.drafters.base import DraftContext, Drafter, Needs, Outcome, Workbench, check_options, option, register
+from outrider.drafters.draft_model import DraftModel
+from outrider.drafters.suffix import Suffix
+from outrider.tree import TokenTree
+
+
+@register
+@dataclass(frozen=True)
+class LookupModel:
+    """Options of the composition."""
+
+    method: ClassVar[str] = "lookup_model"
+    automatic_rank: ClassVar[int] = 4
+
+    model: str = option("", "Folder, hub id or .gguf file of the draft model.", flag="speculative-draft-model-path")
+    num_steps: int = option(4, "Drafting depth: draft passes per round.", low=0, high=256, flag="speculative-num-steps")
+    topk: int = option(1, "Branches per node of the model's tree.", low=1, high=64, flag="speculative-eagle-topk")
+    num_draft_tokens: int = option(
+        16, "Most looked-up tokens per round.", low=0, high=1024, flag="speculative-num-draft-tokens"
+    )
+    min_match: int = option(
+        4, "Shortest match that goes before the model.", low=1, high=1024, flag="speculative-lookup-min-match"
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values out of bounds."""
+        check_options(self)
+
+    @property
+    def needs(self) -> Needs:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return Needs(deterministic=True, branching=self._then.needs.branching)
+
+    @property
+    def most_nodes(self) -> int:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return max(self._first.most_nodes, self._then.most_nodes)
+
+    def build(self, bench: Workbench) -> LookupModelDrafter:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return LookupModelDrafter(self, self._first.build(bench), self._then.build(bench))
+
+    @classmethod
+    def automatic(cls, draft_models: Sequence[str]) -> LookupModel | None:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return cls(model=draft_models[0]) if len(draft_models) == 1 else None
+
+    @property
+    def _first(self) -> Suffix:
+        return Suffix(num_draft_tokens=self.num_draft_tokens, min_match=self.min_match)
+
+    @property
+    def _then(self) -> DraftModel:
+        return DraftModel(model=self.model, num_steps=self.num_steps, topk=self.topk)
+
+
+class LookupModelDrafter:
+    """Gives the first drafter first refusal, sequence by sequence."""
+
+    def __init__(self, config: LookupModel, first: Drafter, then: Drafter) -> None:
+        self.needs = config.needs
+        self._first, self._then = first, then
+
+    def propose(self, context: DraftContext) -> list[TokenTree]:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        trees = self._first.propose(context)
+        silent = [index for index, tree in enumerate(trees) if len(tree) == 1]
+        if silent:
+            rest = replace(context, sequences=tuple(context.sequences[index] for index in silent))
+            for index, tree in zip(silent, self._then.propose(rest), strict=True):
+                trees[index] = tree
+        return trees
+
+    def observe(self, outcome: Outcome) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        self._first.observe(outcome)
+        self._then.observe(outcome)
+
+    def pause(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        self._first.pause(key)
+        self._then.pause(key)
+
+    def close(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        self._first.close(key)
+        self._then.close(key)

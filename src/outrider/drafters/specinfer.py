@@ -1,0 +1,112 @@
+"""SpecInfer: several draft models draft trees, equal paths are merged, and one pass verifies them all.
+
+Source: Miao et al., "SpecInfer", ASPLOS 2024 (arXiv 2305.09781), §3-4.  Every draw keeps its model and its law, so
+that multi-step verification sees the multiplicities it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench, check_options, option, register
+from outrider.drafters.draft_model import DraftModel, DraftModelDrafter, load_drafter
+from outrider.errors import ConfigError
+from outrider.tree import TokenTree
+
+
+@register
+@dataclass(frozen=True)
+class SpecInfer:
+    """Options of merged draft models."""
+
+    method: ClassVar[str] = "specinfer"
+    automatic_rank: ClassVar[int] = 5
+
+    models: tuple[str, ...] = option(
+        (), "Folders, hub ids or .gguf files of the draft models.", flag="speculative-draft-model-path"
+    )
+    num_steps: int = option(4, "Drafting depth: draft passes per round.", low=0, high=256, flag="speculative-num-steps")
+    topk: int = option(1, "Branches per node in each model's tree.", low=1, high=64, flag="speculative-eagle-topk")
+    num_draft_tokens: int = option(
+        0,
+        "Most drafted tokens per round, shared equally by the models; 0 leaves each its own default.",
+        low=0,
+        high=1024,
+        flag="speculative-num-draft-tokens",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values out of bounds."""
+        check_options(self)
+        object.__setattr__(self, "models", tuple(self.models))
+
+    @property
+    def needs(self) -> Needs:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        several = len(self.models) > 1
+        return Needs(branching=several or self.topk > 1, merged=several)
+
+    @property
+    def most_nodes(self) -> int:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return 1 + len(self.models) * (self._single("").most_nodes - 1)
+
+    def build(self, bench: Workbench) -> SpecInferDrafter:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        if not self.models:
+            raise ConfigError("specinfer needs draft models; name each with --speculative-draft-model-path")
+        return SpecInferDrafter(
+            self,
+            [
+                DraftModelDrafter(self._single(path), *load_drafter(bench, path, index), bench.vocabulary, index)
+                for index, path in enumerate(self.models)
+            ],
+        )
+
+    @classmethod
+    def automatic(cls, draft_models: Sequence[str]) -> SpecInfer | None:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return cls(models=tuple(draft_models)) if len(draft_models) > 1 else None
+
+    def _single(self, path: str) -> DraftModel:
+        share = self.num_draft_tokens // max(1, len(self.models))
+        return DraftModel(model=path, num_steps=self.num_steps, topk=self.topk, num_draft_tokens=share)
+
+
+class SpecInferDrafter:
+    """Asks every draft model and merges what they say."""
+
+    def __init__(self, config: SpecInfer, drafters: Sequence[DraftModelDrafter]) -> None:
+        self.needs = config.needs
+        self._drafters = drafters
+
+    def propose(self, context: DraftContext) -> list[TokenTree]:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        count = len(self._drafters)
+        builders = [sequence.builder() for sequence in context.sequences]
+        for source, drafter in enumerate(self._drafters):
+            # Shares are fixed beforehand: how much one model may draft must not depend on what another drew.
+            shares = [
+                replace(one, nodes=1 + (one.nodes - 1) // count + (source < (one.nodes - 1) % count))
+                for one in context.sequences
+            ]
+            for builder, tree in zip(builders, drafter.propose(replace(context, sequences=tuple(shares))), strict=True):
+                builder.graft(tree, source)
+        return [builder.build() for builder in builders]
+
+    def observe(self, outcome: Outcome) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        for drafter in self._drafters:
+            drafter.observe(outcome)
+
+    def pause(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        for drafter in self._drafters:
+            drafter.pause(key)
+
+    def close(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        for drafter in self._drafters:
+            drafter.close(key)

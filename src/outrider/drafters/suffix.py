@@ -1,0 +1,244 @@
+"""Suffix lookup: what followed the text's end before, in this text or in earlier outputs, weighed by how often.
+
+Unlike prompt lookup it knows every match length at once, counts what followed, and drafts as long a span as the match
+is worth.  Source: Oliaro et al., "SuffixDecoding", 2024 (arXiv 2411.04975); the automaton in place of a suffix tree
+follows Hu et al., "SAM decoding", 2024.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, NamedTuple
+
+from outrider.drafters._suffix_automaton import ROOT, SuffixAutomaton
+from outrider.drafters.base import (
+    DraftContext,
+    DraftSequence,
+    Needs,
+    Outcome,
+    Workbench,
+    check_options,
+    option,
+    register,
+)
+from outrider.tree import TokenTree, TreeBuilder
+
+_SEPARATOR: Final = -1
+_SUFFIXES_TRIED: Final = 6
+_BYTES_PER_TOKEN: Final = 1200
+"""Upper bound of what one corpus token costs, two states with their transitions; a test measures it."""
+
+
+@register
+@dataclass(frozen=True)
+class Suffix:
+    """Options of suffix lookup."""
+
+    method: ClassVar[str] = "suffix"
+    automatic_rank: ClassVar[int] = 3
+
+    num_draft_tokens: int = option(
+        16, "Most drafted tokens per round.", low=0, high=1024, flag="speculative-num-draft-tokens"
+    )
+    topk: int = option(1, "Branches per node; 1 drafts a chain.", low=1, high=64, flag="speculative-eagle-topk")
+    min_match: int = option(2, "Shortest match that counts.", low=1, high=1024, flag="speculative-suffix-min-match")
+    length_factor: float = option(
+        2.0, "Drafted tokens per matched token, at most.", low=0.1, high=64, flag="speculative-suffix-length-factor"
+    )
+    min_survival: float = option(
+        0.15, "Drop drafts less likely than this to be accepted.", low=0, high=1, flag="speculative-suffix-min-survival"
+    )
+    corpus_megabytes: int = option(
+        0,
+        "Memory for earlier outputs, shared by all requests; 0 keeps requests apart.",
+        low=0,
+        high=65536,
+        flag="speculative-suffix-corpus-megabytes",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values out of bounds."""
+        check_options(self)
+
+    @property
+    def needs(self) -> Needs:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return Needs(deterministic=True, branching=self.topk > 1)
+
+    @property
+    def most_nodes(self) -> int:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return 1 + self.num_draft_tokens
+
+    def build(self, bench: Workbench) -> SuffixDrafter:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return SuffixDrafter(self)
+
+    @classmethod
+    def automatic(cls, draft_models: Sequence[str]) -> Suffix | None:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return None if draft_models else cls()
+
+
+class Match(NamedTuple):
+    """A suffix of the text that stands elsewhere too."""
+
+    automaton: SuffixAutomaton
+    state: int
+    length: int
+
+
+class Corpus:
+    """Outputs of earlier requests, bounded: when the young half is full the old half is forgotten.
+
+    Only tokens the target verified enter, and only when their request ends.
+    """
+
+    def __init__(self, megabytes: int) -> None:
+        self._half = megabytes * 2**20 // _BYTES_PER_TOKEN // 2
+        self._halves = [SuffixAutomaton(), SuffixAutomaton()]
+
+    @property
+    def bytes_bound(self) -> int:
+        """Upper bound of the memory it takes."""
+        return sum(half.tokens for half in self._halves) * _BYTES_PER_TOKEN
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Keep an output."""
+        if self._half == 0:
+            return
+        if self._halves[0].tokens + len(tokens) + 1 > self._half:
+            self._halves = [SuffixAutomaton(), self._halves[0]]
+        self._halves[0].extend([_SEPARATOR, *tokens[: self._half - 1]])
+
+    def halves(self) -> list[SuffixAutomaton]:
+        """The automata, young one first."""
+        return [half for half in self._halves if half.tokens]
+
+
+@dataclass(eq=False)
+class _Text:
+    """One request's automaton, and where its end matches the corpus."""
+
+    prompt_length: int
+    own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    shared: dict[int, tuple[SuffixAutomaton, int, int]] = field(default_factory=dict)
+    output: list[int] = field(default_factory=list)
+
+    def catch_up(self, tokens: Sequence[int], corpus: Sequence[SuffixAutomaton]) -> None:
+        """Take in what was committed since the last round."""
+        fresh = tokens[self.own.tokens :]
+        self.output += tokens[max(self.own.tokens, self.prompt_length) :]
+        self.own.extend(fresh)
+        self.shared = {id(half): self._follow(half, tokens, fresh) for half in corpus}
+
+    def _follow(
+        self, half: SuffixAutomaton, tokens: Sequence[int], fresh: Sequence[int]
+    ) -> tuple[SuffixAutomaton, int, int]:
+        known = self.shared.get(id(half))
+        _, state, length = known or (half, ROOT, 0)
+        while state != ROOT and length <= half.length[half.link[state]]:
+            state = half.link[state]  # the corpus has grown and split the class of the remembered match
+        for token in fresh if known else tokens[-_WARM_UP:]:
+            state, length = half.step(state, length, token)
+        return half, state, length
+
+    def matches(self, min_length: int) -> Iterator[Match]:
+        """Suffixes of the text that something follows elsewhere, longest first in each automaton."""
+        state = self.own.link[self.own.last] if self.own.tokens else ROOT
+        yield from _suffixes(self.own, state, self.own.length[max(state, ROOT)], min_length)
+        for half, place, length in self.shared.values():
+            yield from _suffixes(half, place, length, min_length)
+
+
+_WARM_UP: Final = 256
+
+
+def _suffixes(automaton: SuffixAutomaton, state: int, length: int, min_length: int) -> Iterator[Match]:
+    for _ in range(_SUFFIXES_TRIED):
+        if state <= ROOT or length < min_length:
+            return
+        yield Match(automaton, state, length)
+        state = automaton.link[state]
+        length = automaton.length[state]
+
+
+class SuffixDrafter:
+    """Keeps one automaton per request, and one for the corpus."""
+
+    def __init__(self, config: Suffix) -> None:
+        self._config = config
+        self.needs = config.needs
+        self.corpus = Corpus(config.corpus_megabytes)
+        self._texts: dict[str, _Text] = {}
+
+    def propose(self, context: DraftContext) -> list[TokenTree]:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        return [self._draft(sequence) for sequence in context.sequences]
+
+    def observe(self, outcome: Outcome) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+
+    def pause(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+
+    def close(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        text = self._texts.pop(key, None)
+        if text is not None:
+            self.corpus.add(text.output)
+
+    def _draft(self, sequence: DraftSequence) -> TokenTree:
+        text = self._texts.setdefault(sequence.key, _Text(sequence.prompt_length))
+        text.catch_up(sequence.tokens, self.corpus.halves())
+        drafts = (self._expand(match, sequence) for match in text.matches(self._config.min_match))
+        best = max(drafts, key=lambda draft: sum(draft.survival[1:]), default=sequence.builder())
+        return best.build()
+
+    def _expand(self, match: Match, sequence: DraftSequence) -> TreeBuilder:
+        """The most promising continuations of one match, best first; the sum of survivals is their expected length."""
+        config, builder = self._config, sequence.builder()
+        automaton = match.automaton
+        most = min(config.num_draft_tokens, sequence.nodes - 1, max(1, int(config.length_factor * match.length)))
+        heap: list[tuple[float, int, int, int, int, int]] = []  # −survival, order, parent, token, state, match length
+
+        def offer(node: int, state: int, length: int) -> None:
+            if len(builder.paths[node]) >= sequence.depth:
+                return
+            found = _continuations(automaton, state, length, config.topk)
+            for token, share, following, longer in found:
+                survival = builder.survival[node] * share
+                if survival >= config.min_survival:
+                    heapq.heappush(heap, (-survival, len(heap) + len(builder), node, token, following, longer))
+
+        offer(0, match.state, match.length)
+        while heap and len(builder) <= most:
+            survival, _, parent, token, state, length = heapq.heappop(heap)
+            node = builder.add(parent, token, survival=-survival / builder.survival[parent])
+            offer(node, state, length)
+        return builder
+
+
+def _continuations(
+    automaton: SuffixAutomaton, state: int, length: int, width: int
+) -> list[tuple[int, float, int, int]]:
+    """The likeliest tokens after a match: (token, estimated acceptance, next state, next match length).
+
+    At the text's own end nothing follows; the next shorter suffix then goes on, which lets a draft run round a loop.
+    The estimate is the token's share of what followed, times m / (m + 1) for a match of m tokens: a long match is
+    believed, a short one is not.
+    """
+    while state > ROOT and not automaton.following[state]:
+        state = automaton.link[state]
+        length = automaton.length[state]
+    if state <= ROOT:
+        return []
+    options = [(automaton.count[to], token, to) for token, to in automaton.following[state].items()]
+    total = sum(count for count, _, _ in options)
+    best = heapq.nsmallest(width, options, key=lambda item: (-item[0], item[1]))
+    trust = length / (length + 1)
+    return [
+        (token, trust * count / total, to, length + 1) for count, token, to in best if token != _SEPARATOR and count
+    ]
