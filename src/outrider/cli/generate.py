@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from outrider.cli import output
-from outrider.cli.options import ModelFlags, SamplingFlags, SpeculationFlags
+from outrider.cli.options import SAMPLING, SPECULATION, ModelFlags, SamplingFlags, SpeculationFlags
 from outrider.errors import ConfigError, NumericsError, RequestError
 from outrider.sampling.params import SamplingParams
 
@@ -23,8 +23,8 @@ def generate(
     /,
     *,
     model: ModelFlags,
-    sampling: SamplingFlags = SamplingFlags(),
-    speculation: SpeculationFlags = SpeculationFlags(),
+    sampling: SamplingFlags = SAMPLING,
+    speculation: SpeculationFlags = SPECULATION,
     prompt_file: Path | None = None,
     chat: Annotated[bool | None, Parameter(negative="--raw")] = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,

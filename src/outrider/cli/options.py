@@ -171,7 +171,11 @@ def all_options() -> dict[str, list[Option]]:
 
 def with_method_options(base: type[T]) -> type[T]:
     """Add a flag for every option of every method to a dataclass of flags; None is the method's own default."""
-    fields = []
+    hints = get_type_hints(base, include_extras=True)  # the new __init__ cannot resolve this module's names
+    fields: list[tuple[str, Any, Any]] = [
+        (item.name, hints[item.name], dataclasses.field(default=item.default))
+        for item in dataclasses.fields(base)  # type: ignore[arg-type]
+    ]
     for flag, options in all_options().items():
         kind = next((list[str] for option in options if option.several), options[0].kind)
         parameter = Parameter(name=f"--{flag}", help=_help(options), negative="")
@@ -239,6 +243,12 @@ class SpeculationFlags(MethodFlags):
     def speculation(self) -> Speculation:
         """The way to speculate that the flags describe; see :meth:`MethodFlags.plan` for errors."""
         return self.plan(self.speculative_algorithm)
+
+
+SAMPLING: Final = SamplingFlags()
+METHOD: Final = MethodFlags()
+SPECULATION: Final = SpeculationFlags()
+"""Defaults of the subcommands' signatures."""
 
 
 def _chosen(algorithm: str, draft_models: Sequence[str]) -> DrafterConfig:
