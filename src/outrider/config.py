@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.drafters.base import DrafterConfig, automatic_config, check_options, make_config, option
+from outrider.drafters.base import DrafterConfig, automatic_config, changed, check_options, make_config, option
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,11 @@ class SchedulerConfig:
 class Speculation:
     """How to speculate: the method, the acceptance rule, and the method's own options.
 
-    ``auto`` takes a draft model with lookup where a draft model is given, else lookup alone.
+    Where ``method`` is a method's config, ``options`` change its fields; ``auto`` takes a draft model with lookup
+    where a draft model is given, else lookup alone.
     """
 
-    method: str = "auto"
+    method: str | DrafterConfig = "auto"
     verifier: str = "coupled"
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -53,13 +54,13 @@ class Speculation:
         Raises:
             ConfigError: an unknown method or option, or a value out of bounds.
         """
+        if not isinstance(self.method, str):
+            return changed(self.method, self.options)
         if self.method.lower() != AUTOMATIC:
             return make_config(self.method, self.options)
         options = dict(self.options)
         models = options.pop("models", None) or [model for model in [options.pop("model", "")] if model]
-        chosen = automatic_config(models)
-        given = {item.name: getattr(chosen, item.name) for item in fields(chosen)}  # type: ignore[arg-type]
-        return make_config(chosen.method, given | options)
+        return changed(automatic_config(models), options)
 
 
 AUTOMATIC = "auto"

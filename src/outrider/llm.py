@@ -11,7 +11,7 @@ from rich.progress import Progress as ProgressBar
 
 from outrider.completion import Choice, Chunk, Completion
 from outrider.config import CacheConfig, SchedulerConfig, Speculation
-from outrider.drafters.base import Workbench
+from outrider.drafters.base import DrafterConfig, Workbench
 from outrider.engine import Engine
 from outrider.errors import ConfigError, RequestError
 from outrider.kv.pool import KVPool
@@ -31,7 +31,7 @@ class LLM:
 
     Args:
         model: a folder, a hub id, a ``.gguf`` file, or the name of one in the models folder.
-        speculation: the method's name, a :class:`Speculation`, or None for plain decoding.
+        speculation: a method's name or config, a :class:`Speculation`, or None for plain decoding.
         dtype: ``auto`` (float32 on the CPU, the file's own precision elsewhere), ``float32``, ``bfloat16`` or
             ``float16``.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -48,7 +48,7 @@ class LLM:
         self,
         model: str | Path,
         *,
-        speculation: str | Speculation | None = "auto",
+        speculation: str | DrafterConfig | Speculation | None = "auto",
         dtype: str = "auto",
         device: str = "auto",
         backend: str = "auto",
@@ -70,7 +70,7 @@ class LLM:
         target: TargetModel,
         tokenizer: Tokenizer | None = None,
         *,
-        speculation: str | Speculation | None = "auto",
+        speculation: str | DrafterConfig | Speculation | None = "auto",
         draft_models: Mapping[str, TargetModel] | None = None,
         cache: CacheConfig | None = None,
         scheduler: SchedulerConfig | None = None,
@@ -103,7 +103,7 @@ class LLM:
         target: TargetModel,
         tokenizer: Tokenizer | None,
         load: Any,
-        speculation: str | Speculation | None,
+        speculation: str | DrafterConfig | Speculation | None,
         cache: CacheConfig | None,
         scheduler: SchedulerConfig | None,
         dtype: torch.dtype,

@@ -300,8 +300,17 @@ def make_config(name: str, options: Mapping[str, Any]) -> DrafterConfig:
     Raises:
         ConfigError: naming an option the method does not have, or one out of bounds.
     """
-    found = config_class(name)
-    known = {item.name for item in dataclasses.fields(found)}  # type: ignore[arg-type]
-    for unknown in options.keys() - known:
-        raise ConfigError(f"{name} has no option {unknown!r}; it has: {', '.join(sorted(known)) or 'none'}")
-    return found(**options)
+    return changed(config_class(name)(), options)
+
+
+def changed(config: DrafterConfig, options: Mapping[str, Any]) -> DrafterConfig:
+    """A config with some options changed.
+
+    Raises:
+        ConfigError: naming an option the method does not have, or one out of bounds.
+    """
+    known = [item.name for item in dataclasses.fields(config)]  # type: ignore[arg-type]
+    unknown = sorted(options.keys() - set(known))
+    if unknown:
+        raise ConfigError(f"{config.method} has no option {unknown[0]!r}; it has: {', '.join(known) or 'none'}")
+    return dataclasses.replace(config, **options) if options else config  # type: ignore[type-var]

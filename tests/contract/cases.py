@@ -1,0 +1,106 @@
+"""Every registered drafter, made ready for tiny models by what its config says of itself.
+
+A new method is covered as soon as it registers: fields that take draft models get tiny ones, and a method that can
+branch is run as a chain and as a tree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from tiny import VOCABULARY, tiny_model
+
+from outrider import LLM, Speculation
+from outrider.config import CacheConfig, SchedulerConfig
+from outrider.drafters.base import DrafterConfig, config_class, methods
+from outrider.errors import ConfigError
+from outrider.target.base import TargetModel
+from outrider.verify import check_exact, make_verifier, registered
+
+DRAFT_MODELS = {"good": "near the target", "bad": "random"}
+BACKENDS = {"hf": tiny_model}
+
+
+def draft_models() -> dict[str, TargetModel]:
+    """``good`` is the target's own weights, so nearly all drafts are accepted; ``bad`` is random."""
+    return {"good": tiny_model(0), "bad": tiny_model(1)}
+
+
+def configs(model: str) -> Iterator[tuple[str, DrafterConfig]]:
+    """Each method with a draft model where it takes one, as a chain and, where it can branch, as a tree."""
+    for name in methods():
+        found = config_class(name)
+        fields = {item.name for item in dataclasses.fields(found)}
+        options: dict[str, object] = {}
+        if "model" in fields:
+            options["model"] = model
+        if "models" in fields:
+            options["models"] = ("bad", model)
+        if "min_match" in fields:
+            options["min_match"] = 1
+        yield name, found(**options)
+        if "topk" in fields:
+            yield f"{name}-tree", found(**options, topk=3)
+
+
+def method_cases() -> list[tuple[str, str]]:
+    """(case id, draft model) for parametrisation."""
+    return [
+        (case, model) for model in ("good", "bad") for case, _ in configs(model) if model == "good" or takes_model(case)
+    ]
+
+
+def takes_model(case: str) -> bool:
+    """Whether a case runs a draft model."""
+    fields = {item.name for item in dataclasses.fields(config_class(case.removesuffix("-tree")))}
+    return bool(fields & {"model", "models"})
+
+
+def exact_pairs() -> list[tuple[str, str]]:
+    """(case id, verifier) for every pair the rules allow."""
+    return [(case, rule) for case, config in configs("good") for rule in registered() if is_exact(config, rule)]
+
+
+def is_exact(config: DrafterConfig, rule: str) -> bool:
+    """Whether a rule may run with a method."""
+    needs = config.needs
+    try:
+        check_exact(
+            make_verifier(rule),
+            config.method,
+            branching=needs.branching,
+            merged=needs.merged,
+            deterministic=needs.deterministic,
+        )
+    except ConfigError:
+        return False
+    return True
+
+
+def make(
+    config: DrafterConfig | str,
+    *,
+    verifier: str = "coupled",
+    target: TargetModel | None = None,
+    backend: str = "hf",
+    cache: CacheConfig | None = None,
+    scheduler: SchedulerConfig | None = None,
+) -> LLM:
+    """An LLM on a tiny target."""
+    return LLM.from_model(
+        target or BACKENDS[backend](0),
+        speculation=Speculation(config, verifier=verifier),
+        draft_models=draft_models(),
+        cache=cache,
+        scheduler=scheduler,
+    )
+
+
+def by_id(case: str, model: str = "good") -> DrafterConfig:
+    """The config of a case id."""
+    return dict(configs(model))[case]
+
+
+PROMPTS: list[list[int]] = [[1, 2, 3, 4, 5, 1, 2, 3], [7] * 6, [9, 8, 7, 6, 5], [11], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]]
+assert max(map(max, PROMPTS)) < VOCABULARY

@@ -1,0 +1,71 @@
+"""A target whose distribution is a table: exact probabilities are known, and a pass costs microseconds.
+
+Its token distribution depends on the last two tokens.  It reads them back from the paged cache it is given, so a row
+left stale or moved wrongly by a commit shows up as a wrong distribution.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from outrider.kv.pool import LayerStore, PagedCache
+from outrider.target.base import TargetOutput
+from outrider.tree import TreeBatch
+
+
+class TableModel:
+    """Order-two Markov model behind the target protocol.
+
+    Args:
+        table: float [vocabulary, vocabulary, vocabulary], logits by (token before last, last token).
+    """
+
+    row_invariant = True
+    device = torch.device("cpu")
+
+    def __init__(self, table: torch.Tensor, context_length: int = 4096) -> None:
+        self.table, self.vocabulary, self.context_length = table, table.shape[0], context_length
+
+    @classmethod
+    def random(cls, vocabulary: int, seed: int, spread: float = 1.0) -> TableModel:
+        generator = torch.Generator().manual_seed(seed)
+        return cls(torch.randn(vocabulary, vocabulary, vocabulary, generator=generator) * spread)
+
+    def near(self, seed: int, distance: float) -> TableModel:
+        """Another model that mostly agrees: a drafter worth having."""
+        generator = torch.Generator().manual_seed(seed)
+        return TableModel(self.table + distance * torch.randn(self.table.shape, generator=generator))
+
+    def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
+        tokens = batch.tokens.double().view(-1, 1)
+        store = cache.layers.setdefault(0, LayerStore(cache.slots, tokens, tokens))
+        slots, before = [], []
+        for sequence in batch.sequences:
+            table = cache.table(sequence.key)
+            first = sequence.context + sequence.skip
+            slots += table.slots(first, first + sequence.rows).tolist()
+            parents = [row - 1 for row in range(len(sequence.forced) + (sequence.tree is not None))]
+            if sequence.tree is not None:
+                parents += [len(sequence.forced) + parent for parent in sequence.tree.parents[1:]]
+            for parent in parents[sequence.skip :]:
+                row = sequence.context + parent
+                before.append(table.slot(row) if row >= 0 else -1)
+        store.keys[slots] = tokens
+        known = store.keys[before, 0].long()
+        known[torch.tensor(before) < 0] = 0
+        logits = self.table[known, batch.tokens]
+        return TargetOutput(logits[batch.wanted], {})
+
+    def joint(self, prompt: list[int], length: int, temperature: float = 1.0) -> dict[tuple[int, ...], float]:
+        """Exact probability of every continuation of a prompt."""
+        law = torch.softmax(self.table.double() / temperature, dim=-1)
+        result = {}
+        for text in itertools.product(range(self.vocabulary), repeat=length):
+            probability, before, last = 1.0, prompt[-2] if len(prompt) > 1 else 0, prompt[-1]
+            for token in text:
+                probability *= float(law[before, last, token])
+                before, last = last, token
+            result[text] = probability
+        return result
