@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError
-from outrider.target.dequantize import TENSOR_KINDS, TensorKind, dequantize
+from outrider.target.dequantize import TENSOR_KINDS, Job, TensorKind
 
 Value = int | float | bool | str | list[str] | array  # type: ignore[type-arg]
 
@@ -67,8 +67,8 @@ class GGUFFile:
         flat = torch.frombuffer(self.data, dtype=torch.uint8, count=tensor.size, offset=tensor.offset)
         return flat.view(math.prod(tensor.shape[:-1]), -1)
 
-    def read(self, tensor: GGUFTensor, dtype: torch.dtype, order: Tensor | None = None) -> Tensor:
-        """Dequantise a tensor into new memory.
+    def job(self, tensor: GGUFTensor, dtype: torch.dtype, order: Tensor | None = None) -> Job:
+        """Prepare the dequantising of a tensor into new memory, `out` of the returned job.
 
         Args:
             tensor: one of `self.tensors`.
@@ -78,9 +78,7 @@ class GGUFFile:
         raw = self.raw(tensor)
         if order is not None:
             raw = raw.view(len(order), -1).index_select(0, order)
-        out = torch.empty(tensor.shape, dtype=dtype)
-        dequantize(raw, tensor.kind, out)
-        return out
+        return Job(raw, tensor.kind, torch.empty(tensor.shape, dtype=dtype))
 
     def text(self, key: str, default: str | None = None) -> str:
         """Look up a string; a missing one without a default, or another type, is an error."""

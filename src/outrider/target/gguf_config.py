@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from outrider.target.dequantize import dequantize
 from outrider.target.gguf import GGUFFile
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -139,34 +140,61 @@ def _refuse_unknown_keys(file: GGUFFile, name: str) -> None:
 
 
 def _config_values(file: GGUFFile, name: str) -> dict[str, object]:
-    heads = file.integer(f"{name}.attention.head_count")
-    width = file.integer(f"{name}.embedding_length")
-    if not 0 < heads <= width:
-        raise file.fail(f"has {heads} attention heads for an embedding of {width}")
-    head_width = file.integer(f"{name}.attention.key_length", width // heads)
+    heads = _positive(file, f"{name}.attention.head_count")
+    key_heads = _positive(file, f"{name}.attention.head_count_kv", heads)
+    width = _positive(file, f"{name}.embedding_length")
+    head_width = _positive(file, f"{name}.attention.key_length", width // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if (other := file.integer(f"{name}.{key}", head_width)) != head_width:
             raise file.fail(f"{name}.{key} is {other}, which differs from the key length {head_width}")
-    embedding = file.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise file.fail("has no tensor 'token_embd.weight'")
+    inner = _positive(file, f"{name}.feed_forward_length")
+    layers = _positive(file, f"{name}.block_count")
+    if heads % key_heads:
+        raise file.fail(f"has {heads} attention heads, which {key_heads} key heads do not divide")
+    # The metadata's sizes are held against real tensors before anything is built from them.
+    vocabulary = _shape(file, "token_embd.weight", (None, width))[0]
+    _shape(file, f"blk.{layers - 1}.attn_norm.weight", (width,))
+    _shape(file, "blk.0.ffn_gate.weight", (inner, width))
+    _shape(file, "blk.0.attn_q.weight", (heads * head_width, width))
+    _shape(file, "blk.0.attn_k.weight", (key_heads * head_width, width))
     return {
-        "vocab_size": embedding.shape[0],
+        "vocab_size": vocabulary,
         "hidden_size": width,
-        "num_hidden_layers": file.integer(f"{name}.block_count"),
-        "intermediate_size": file.integer(f"{name}.feed_forward_length"),
+        "num_hidden_layers": layers,
+        "intermediate_size": inner,
         "num_attention_heads": heads,
-        "num_key_value_heads": file.integer(f"{name}.attention.head_count_kv", heads),
+        "num_key_value_heads": key_heads,
         "head_dim": head_width,
         "rms_norm_eps": file.number(f"{name}.attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": file.integer(f"{name}.context_length"),
+        "max_position_embeddings": _positive(file, f"{name}.context_length"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "rope_parameters": _rope_parameters(file, name, head_width),
     }
 
 
+def _positive(file: GGUFFile, key: str, default: int | None = None) -> int:
+    number = file.integer(key, default)
+    if number < 1:
+        raise file.fail(f"the metadata's {key!r} is {number}; it must be positive")
+    return number
+
+
+def _shape(file: GGUFFile, name: str, due: tuple[int | None, ...]) -> tuple[int, ...]:
+    """Return a tensor's shape, which must be there and as the metadata says (None: any size)."""
+    tensor = file.tensors.get(name)
+    if tensor is None:
+        raise file.fail(f"has no tensor {name!r}")
+    fits = len(tensor.shape) == len(due) and all(d in (None, s) for s, d in zip(tensor.shape, due, strict=True))
+    if not fits:
+        wanted = " x ".join("any" if size is None else str(size) for size in due)
+        raise file.fail(f"tensor {name!r} has the shape {list(tensor.shape)}; the metadata asks for {wanted}")
+    return tensor.shape
+
+
 def _rope_parameters(file: GGUFFile, name: str, head_width: int) -> dict[str, object]:
     theta = file.number(f"{name}.rope.freq_base", 10000.0)
+    if not 0 < theta < math.inf:
+        raise file.fail(f"the metadata's '{name}.rope.freq_base' is {theta}; it must be a positive number")
     scaling = file.text(f"{name}.rope.scaling.type", "none")
     if scaling not in _ROPE_SCALING:
         raise file.fail(f"rope scaling {scaling!r} is not supported from GGUF; use the safetensors folder")
@@ -175,19 +203,24 @@ def _rope_parameters(file: GGUFFile, name: str, head_width: int) -> dict[str, ob
     rope_type, sources = _ROPE_SCALING[scaling]
     found = {}
     for parameter, key in sources.items():
-        found[parameter] = file.metadata.get(f"{name}.{key}")
-        if not isinstance(found[parameter], (int, float)):
-            raise file.fail(f"rope scaling {scaling!r} needs the number {name}.{key!r}")
+        value = file.metadata.get(f"{name}.{key}")
+        if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise file.fail(f"rope scaling {scaling!r} needs a positive number '{name}.{key}'")
+        found[parameter] = value
     return {"rope_theta": theta, "rope_type": rope_type, **found}
 
 
 def _llama3_scaling(file: GGUFFile, theta: float, head_width: int) -> dict[str, object]:
     """Recover Llama 3's four rope numbers from the per-frequency divisors the converter left in the file."""
-    stored = file.read(file.tensors[ROPE_FACTORS], torch.float32)
-    factor = round(float(stored.max()), 4)
+    job = file.job(file.tensors[ROPE_FACTORS], torch.float32)
+    dequantize([job])
+    stored = job.out
+    factor = round(float(stored.nan_to_num(0).max()), 4)
+    if factor < 1 or len(stored) != head_width // 2:
+        raise file.fail(f"the factors in {ROPE_FACTORS!r} are not Llama 3's; use the safetensors folder")
     wavelengths = [2 * math.pi * theta ** (2 * i / head_width) for i in range(head_width // 2)]
     expected = torch.tensor([_llama3_divisor(wavelength, factor) for wavelength in wavelengths])
-    if stored.shape != expected.shape or not torch.allclose(stored, expected, rtol=1e-4):
+    if not torch.allclose(stored, expected, rtol=1e-4):
         raise file.fail(f"the factors in {ROPE_FACTORS!r} are not Llama 3's; use the safetensors folder")
     return {
         "rope_type": "llama3",

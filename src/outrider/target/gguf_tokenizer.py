@@ -21,7 +21,6 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 _END_TOKENS = frozenset(
     {"<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<|eot|>"}
 )
-_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 @dataclass(frozen=True)
@@ -34,42 +33,95 @@ class Splitter:
 
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_LINES = r"\s*[\r\n]+"
+_BLANKS = r"\s+(?!\S)|\s+"
+# llama.cpp has no letter classes by case; it tells upper from lower case in ASCII only, and so do we.
+_UPPER = r"(?:(?=\p{L})[^a-z])"
+_LOWER = r"(?:(?=\p{L})[^A-Z])"
+_LEAD = r"[^\r\n\p{L}\p{N}]?"
+_CASED = rf"{_LEAD}{_UPPER}*{_LOWER}+", rf"{_LEAD}{_UPPER}+{_LOWER}*"
+_SYMBOLS_AND_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 
 
-def _modern(digits: str) -> str:
-    """Write the pattern that started with GPT-4, which differs between models in how digits are grouped."""
-    return (
-        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
-        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+def _any(*patterns: str) -> str:
+    """Join alternatives; the first that matches wins."""
+    return "|".join(patterns)
+
+
+_DIGIT, _THREE_DIGITS = r"\p{N}", r"\p{N}{1,3}"
+_MODERN = _any(_CONTRACTION, _WORD, _THREE_DIGITS, _SYMBOLS, _LINES, _BLANKS)
+_PUNCTUATED = r" ?[^(\s|.,!?…。，、।۔،)]+"
+
+_WHOLE = Splitter((_GPT2,))
+_BY_DIGIT = Splitter((_DIGIT, _GPT2))
+_QWEN2 = Splitter((_any(_CONTRACTION, _WORD, _DIGIT, _SYMBOLS, _LINES, _BLANKS),))
+_QWEN35 = Splitter(
+    (
+        _any(
+            _CONTRACTION,
+            r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
+            _DIGIT,
+            r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
+            _LINES,
+            _BLANKS,
+        ),
     )
+)
+_LLAMA3 = Splitter((_MODERN,), ignore_merges=True, add_bos=True)
+_BY_THREE = Splitter((_MODERN,))
+_TEKKEN = Splitter((_any(*_CASED, _DIGIT, _SYMBOLS_AND_SLASHES, _LINES, _BLANKS),), ignore_merges=True, add_bos=True)
+_GPT4O = Splitter(
+    (
+        _any(
+            *(f"{pattern}{_CONTRACTION}?" for pattern in _CASED),
+            _THREE_DIGITS,
+            _SYMBOLS_AND_SLASHES,
+            _LINES,
+            _BLANKS,
+        ),
+    )
+)
+_DEEPSEEK3 = Splitter(
+    (
+        _THREE_DIGITS,
+        "[一-龥\u3040-ゟ゠-ヿ]+",
+        _any(
+            r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
+            r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
+            r" ?[\p{P}\p{S}]+[\r\n]*",
+            _LINES,
+            _BLANKS,
+        ),
+    )
+)
+_SEED_CODER = Splitter((_any(_CONTRACTION, _WORD, _DIGIT, r" ?[^\s\p{L}\p{N}\r\n]+", _LINES, _BLANKS),))
+_BAILING = Splitter((_any(_CONTRACTION, _WORD, _DIGIT, _SYMBOLS, r"\s*[\r\n]", _BLANKS),))
+_FALCON = Splitter((r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9][0-9][0-9]"))
+_DEFAULT = Splitter((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
+_BLOOM = Splitter((_PUNCTUATED,))
+_VIKING = Splitter((_PUNCTUATED, _DIGIT))
 
-
-_WHOLE_GPT2 = Splitter((_GPT2,))
-_SINGLE_DIGITS = Splitter((r"\p{N}", _GPT2))
-_QWEN2 = Splitter((_modern(r"\p{N}"),))
-_LLAMA3 = Splitter((_modern(r"\p{N}{1,3}"),), ignore_merges=True, add_bos=True)
-_GPT4 = Splitter((_modern(r"\p{N}{1,3}"),))
-
+# tokenizer.ggml.pre -> how it splits; each one compared with llama.cpp's ids on the texts in tests/data.
 SPLITTERS: dict[str, Splitter] = {
-    "gpt-2": _WHOLE_GPT2,
-    "phi-2": _WHOLE_GPT2,
-    "mpt": _WHOLE_GPT2,
-    "olmo": _WHOLE_GPT2,
-    "smollm": _SINGLE_DIGITS,
-    "starcoder": _SINGLE_DIGITS,
-    "refact": _SINGLE_DIGITS,
-    "command-r": _SINGLE_DIGITS,
-    "codeshell": _SINGLE_DIGITS,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "stablelm2": _QWEN2,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "falcon3": _LLAMA3,
-    "smaug-bpe": _GPT4,
-    "dbrx": _GPT4,
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4"), _WHOLE),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _BY_DIGIT),
+    **dict.fromkeys(("exaone", "minerva-7b"), _BY_DIGIT),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "grok-2"), _QWEN2),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3),
+    **dict.fromkeys(("smaug-bpe", "dbrx", "glm4", "chatglm-bpe"), _BY_THREE),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), _GPT4O),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
+    **dict.fromkeys(("poro-chat", "bloom", "gpt3-finnish"), _BLOOM),
+    "qwen35": _QWEN35,
+    "tekken": _TEKKEN,
+    "seed-coder": _SEED_CODER,
+    "bailingmoe": _BAILING,
+    "falcon": _FALCON,
+    "viking": _VIKING,
+    "default": _DEFAULT,
 }
 
 
@@ -93,17 +145,27 @@ def build_tokenizer(file: GGUFFile) -> Tokenizer:
             AddedToken(t, special=special, normalized=False) for t, k in zip(tokens, kinds, strict=True) if k == kind
         ]
         (backend.add_special_tokens if special else backend.add_tokens)(added)
-    _frame(file, backend, splitter)
-    bos = file.metadata.get("tokenizer.ggml.bos_token_id")
-    named = [file.metadata.get(f"tokenizer.ggml.{key}") for key in _END_KEYS]
+    _frame(file, backend, splitter, tokens)
     ends = {i for i, (t, k) in enumerate(zip(tokens, kinds, strict=True)) if k == _CONTROL and t in _END_TOKENS}
+    named = {_special_id(file, f"{name}_token_id", len(tokens)) for name in ("eos", "eot", "eom")}
     return Tokenizer(
         backend,
         name=file.path.stem,
-        bos_id=bos if isinstance(bos, int) and bos < len(tokens) else None,
-        eos_ids=ends.union(i for i in named if isinstance(i, int) and i < len(tokens)),
+        bos_id=_special_id(file, "bos_token_id", len(tokens)),
+        eos_ids=ends.union(i for i in named if i is not None),
         chat_template=file.text("tokenizer.chat_template", "") or None,
     )
+
+
+def _special_id(file: GGUFFile, name: str, count: int) -> int | None:
+    """Look up a special token's id; None where the file names none."""
+    key = f"tokenizer.ggml.{name}"
+    if key not in file.metadata:
+        return None
+    token_id = file.integer(key)
+    if not 0 <= token_id < count:
+        raise file.fail(f"the metadata's {key!r} is {token_id}, outside the {count} tokens")
+    return token_id
 
 
 def _splitter(file: GGUFFile) -> Splitter:
@@ -146,20 +208,20 @@ def _byte_level_bpe(file: GGUFFile, tokens: list[str], splitter: Splitter) -> Ba
     return backend
 
 
-def _frame(file: GGUFFile, backend: Backend, splitter: Splitter) -> None:
+def _frame(file: GGUFFile, backend: Backend, splitter: Splitter, tokens: list[str]) -> None:
     """Have `encode` put the beginning and end tokens the file asks for around a text."""
     wanted = {
         "bos": file.flag("tokenizer.ggml.add_bos_token", splitter.add_bos),
         "eos": file.flag("tokenizer.ggml.add_eos_token", False),
     }
-    if not any(wanted.values()):
-        return
-    ids = {name: file.integer(f"tokenizer.ggml.{name}_token_id") for name, add in wanted.items() if add}
-    marks = {name: (backend.id_to_token(token_id), token_id) for name, token_id in ids.items()}
-    missing = [name for name, (token, _) in marks.items() if token is None]
-    if missing:
-        raise file.fail(f"its {missing[0]} token id {ids[missing[0]]} is not in the vocabulary")
-    parts = [marks["bos"][0]] if "bos" in marks else []
-    parts.append("$A")
-    parts += [marks["eos"][0]] if "eos" in marks else []
-    backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=list(marks.values()))
+    marks = []
+    for name, add in wanted.items():
+        token_id = _special_id(file, f"{name}_token_id", len(tokens))
+        if add and token_id is None:
+            raise file.fail(f"asks for a {name} token around every text but names none")
+        if add and token_id is not None:
+            marks.append({"id": name, "ids": [token_id], "tokens": [tokens[token_id]]})
+    before = [mark["id"] for mark in marks if mark["id"] == "bos"]
+    after = [mark["id"] for mark in marks if mark["id"] == "eos"]
+    if marks:
+        backend.post_processor = processors.TemplateProcessing(single=[*before, "$A", *after], special_tokens=marks)

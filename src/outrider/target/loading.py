@@ -12,6 +12,7 @@ from torch import nn
 
 from outrider.errors import ModelError
 from outrider.target import hf_names
+from outrider.target.dequantize import Job, dequantize
 from outrider.target.gguf import GGUFFile, read_gguf
 from outrider.target.gguf_config import ModelPlan, plan_model
 from outrider.target.gguf_tokenizer import build_tokenizer
@@ -57,12 +58,15 @@ def load(
     path, name = find(model)
     load_path = _load_gguf if path.is_file() else _load_folder
     module, config, tokenizer, file_bytes = load_path(path, name, dtype, attention)
+    context = hf_names.context_length(config)
+    if context is None:
+        raise ModelError(f"{name}: its configuration does not say how long a context it was made for")
     module.eval().requires_grad_(False).to(device)
     return LoadedModel(
         module=module,
         config=config,
         tokenizer=tokenizer,
-        context_length=hf_names.context_length(config),
+        context_length=context,
         name=name,
         file_bytes=file_bytes,
         architecture=type(module).__name__,
@@ -182,6 +186,7 @@ def _load_gguf(path: Path, name: str, dtype: torch.dtype, attention: str) -> tup
 def _assign(file: GGUFFile, plan: ModelPlan, module: nn.Module, dtype: torch.dtype) -> None:
     """Put every tensor of the file in its parameter's place."""
     owners = dict(module.named_parameters(remove_duplicate=False))
+    jobs: list[Job] = []
     for tensor_name, parameter in plan.parameters.items():
         tensor = file.tensors[tensor_name]
         empty = owners.get(parameter)
@@ -191,9 +196,10 @@ def _assign(file: GGUFFile, plan: ModelPlan, module: nn.Module, dtype: torch.dty
             raise file.fail(
                 f"tensor {tensor_name!r} has the shape {list(tensor.shape)} where {list(empty.shape)} is due"
             )
-        weight = file.read(tensor, dtype, plan.row_orders.get(tensor_name))
+        jobs.append(file.job(tensor, dtype, plan.row_orders.get(tensor_name)))
         owner, _, attribute = parameter.rpartition(".")
-        setattr(module.get_submodule(owner), attribute, nn.Parameter(weight, requires_grad=False))
+        setattr(module.get_submodule(owner), attribute, nn.Parameter(jobs[-1].out, requires_grad=False))
+    dequantize(jobs)
 
 
 def _check_complete(file: GGUFFile, module: nn.Module) -> None:
