@@ -165,17 +165,17 @@ def greedy(model: TableModel) -> TableModel:
     return TableModel(table, model.vocabulary)
 
 
-Draw = Callable[[Choices, torch.Tensor, int], list[Proposal]]
-"""How a drafter turns one row's law into so many proposals: the enumerated twin of a function behind ``pick``."""
+Draw = Callable[[Choices, torch.Tensor, int, int], list[Proposal]]
+"""Turns the law below a node into so many proposals: the enumerated twin of a function behind ``pick``."""
 
 
-def independent(choices: Choices, q: torch.Tensor, width: int) -> list[Proposal]:
+def independent(choices: Choices, q: torch.Tensor, node: int, width: int) -> list[Proposal]:
     """Twin of ``Draws.INDEPENDENT``."""
     tokens = [choices.choose(q.tolist()) for _ in range(width)]
     return [Proposal(token, float(q[token]), q, ()) for token in tokens]
 
 
-def without_replacement(choices: Choices, q: torch.Tensor, width: int) -> list[Proposal]:
+def without_replacement(choices: Choices, q: torch.Tensor, node: int, width: int) -> list[Proposal]:
     """Twin of ``Draws.WITHOUT_REPLACEMENT``, drawn one by one from what is left."""
     tokens: list[int] = []
     left = q.tolist()
@@ -186,7 +186,7 @@ def without_replacement(choices: Choices, q: torch.Tensor, width: int) -> list[P
     return [Proposal(token, float(q[token]), q, tuple(tokens[:i])) for i, token in enumerate(tokens)]
 
 
-def certain(choices: Choices, q: torch.Tensor, width: int) -> list[Proposal]:
+def certain(choices: Choices, q: torch.Tensor, node: int, width: int) -> list[Proposal]:
     """Twin of ``Draws.ARGMAX``: the most probable tokens, no dice."""
     probabilities, tokens = torch.topk(q, min(width, int(torch.count_nonzero(q))))
     return [Proposal(t, p, None, ()) for t, p in zip(tokens.tolist(), probabilities.tolist(), strict=True)]
@@ -203,7 +203,7 @@ def grow(choices: Choices, draft: TableModel, shape: Shape) -> TokenTree:
     for draw, width in shape:
         grown: dict[int, None] = {}
         for node in level:
-            for token, probability, q, removed in draw(choices, draft.row(builder.paths[node]), width):
+            for token, probability, q, removed in draw(choices, draft.row(builder.paths[node]), node, width):
                 grown[builder.add(node, token, survival=probability, q=q, removed=removed)] = None
         level = list(grown)
     return builder.build()

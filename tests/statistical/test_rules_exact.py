@@ -70,7 +70,7 @@ def likelier_sibling_grown(choices: Choices, first: TableModel, second: TableMod
     """Two draws below the anchor, and one more below the one of them the drafter believes in more."""
     tree = grow(choices, first, [(without_replacement, 2)])
     best = max(tree.children[0], key=lambda node: float(first.row(())[tree.tokens[node]]))
-    below = independent(choices, first.row(tree.paths[best]), 1)[0]
+    below = independent(choices, first.row(tree.paths[best]), best, 1)[0]
     return _with_child(tree, best, below.token, below.q)
 
 
