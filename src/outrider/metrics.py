@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from outrider.verify.base import Verdict
 
 
-def predicted_speedup(acceptance: Sequence[float], cost: float) -> float:
+def predicted_speedup(acceptance: Sequence[float], cost: float, verify: float = 1.0) -> float:
     """Speedup over plain decoding that acceptance and drafting cost predict.
 
     With one rate for every position it is ``(1 − α^(γ+1)) / ((1 − α)(γc + 1))`` (Leviathan et al. 2023, theorem 3.8);
@@ -17,12 +17,14 @@ def predicted_speedup(acceptance: Sequence[float], cost: float) -> float:
     Args:
         acceptance: conditional acceptance rate at each drafted position; its length is γ.
         cost: time of one draft step over the time of one target pass (c).
+        verify: time of the pass that verifies over the time of one that decodes plainly; the formula takes them to be
+            equal.
     """
     expected, survival = 1.0, 1.0
     for rate in acceptance:
         survival *= rate
         expected += survival
-    return expected / (len(acceptance) * cost + 1.0)
+    return expected / (len(acceptance) * cost + verify)
 
 
 @dataclass
@@ -37,11 +39,14 @@ class SpeculationStats:
     """Rounds whose accepted path reached a node with a child at this depth."""
     accepted: list[int] = field(default_factory=list)
     """Rounds whose accepted path reached this depth."""
+    levels: int = 0
+    """Depth of the trees, summed over rounds: the draft steps taken."""
 
     def add(self, verdict: Verdict) -> None:
         """Count one round."""
         self.rounds += 1
         self.emitted += len(verdict.tokens)
+        self.levels += len(verdict.drafted)
         for total, part in (
             (self.drafted, verdict.drafted),
             (self.tested, verdict.tested),
@@ -55,6 +60,7 @@ class SpeculationStats:
         """Add another request's counts."""
         self.rounds += other.rounds
         self.emitted += other.emitted
+        self.levels += other.levels
         for mine, theirs in (
             (self.drafted, other.drafted),
             (self.tested, other.tested),

@@ -41,13 +41,13 @@ def generate(
         as_json: print one JSON object instead of the text.
     """
     text = read_prompt(prompt, prompt_file)
-    params, plan = sampling.params(), speculation.speculation()
+    params, plan = sampling.params(), speculation.chosen()
     llm = model.load(plan)
     tokens = encode(llm, text, chat)
     choice = _stream(llm, tokens, params, silent=as_json)
     seconds = llm.engine.seconds
     if as_json:
-        output.write_json(output.result(choice, len(tokens), plan.method, plan.verifier, seconds))
+        output.write_json(output.result(choice, len(tokens), plan.names, seconds))
     else:
         output.side().print(output.figures_line(choice.speculation, seconds), style="dim")
     return 0
@@ -90,6 +90,7 @@ def _stream(llm: LLM, tokens: list[int], params: SamplingParams, *, silent: bool
         whole = chunk.choice
     if not silent:
         sys.stdout.write("\n")
+        sys.stdout.flush()
     assert whole is not None
     if whole.error is not None:
         raise NumericsError(whole.error)

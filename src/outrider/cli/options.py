@@ -12,10 +12,10 @@ import torch
 from cyclopts import Parameter
 
 from outrider.config import AUTOMATIC, Speculation
-from outrider.drafters.base import DrafterConfig, automatic_config, config_class, make_config, methods
+from outrider.drafters.base import DrafterConfig, automatic_config, changed, config_class, make_config, methods
 from outrider.errors import ConfigError
 from outrider.sampling.params import SamplingParams
-from outrider.verify import registered
+from outrider.verify import Verifier, check_exact, make_verifier, registered
 
 if TYPE_CHECKING:
     from outrider.llm import LLM
@@ -55,12 +55,12 @@ class ModelFlags:
 
         torch.set_num_threads(self.threads)
 
-    def load(self, speculation: Speculation) -> LLM:
+    def load(self, plan: Plan) -> LLM:
         """Load the model with a way to speculate."""
         from outrider.llm import LLM  # takes seconds, which --help and bad flags need not wait for
 
         self.use_threads()
-        return LLM(self.model, speculation=speculation, dtype=self.dtype, device=self.device, backend=self.backend)
+        return LLM(self.model, speculation=plan.speculation, dtype=self.dtype, device=self.device, backend=self.backend)
 
 
 @Parameter(name="*")
@@ -172,15 +172,14 @@ def all_options() -> dict[str, list[Option]]:
 def with_method_options(base: type[T]) -> type[T]:
     """Add a flag for every option of every method to a dataclass of flags; None is the method's own default."""
     hints = get_type_hints(base, include_extras=True)  # the new __init__ cannot resolve this module's names
-    fields: list[tuple[str, Any, Any]] = [
-        (item.name, hints[item.name], dataclasses.field(default=item.default))
-        for item in dataclasses.fields(base)  # type: ignore[arg-type]
-    ]
+    defaults = {item.name: item.default for item in dataclasses.fields(base)}  # type: ignore[arg-type]
+    fields = {name: (name, hints[name], dataclasses.field(default=default)) for name, default in defaults.items()}
     for flag, options in all_options().items():
         kind = next((list[str] for option in options if option.several), options[0].kind)
         parameter = Parameter(name=f"--{flag}", help=_help(options), negative="")
-        fields.append((flag.replace("-", "_"), Annotated[kind | None, parameter], dataclasses.field(default=None)))
-    made = dataclasses.make_dataclass(base.__name__, fields, bases=(base,), frozen=True, kw_only=True)
+        name = flag.replace("-", "_")
+        fields[name] = (name, Annotated[kind | None, parameter], dataclasses.field(default=None))
+    made = dataclasses.make_dataclass(base.__name__, fields.values(), bases=(base,), frozen=True, kw_only=True)
     made.__doc__, made.__module__ = base.__doc__, base.__module__
     return cast(type[T], made)
 
@@ -191,6 +190,24 @@ def _help(options: Sequence[Option]) -> str:
     for option in options:
         texts.setdefault(option.help, []).append(f"{option.method}: {option.limits}")
     return " ".join(f"{text} ({'; '.join(where)})" for text, where in texts.items())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked way to speculate."""
+
+    config: DrafterConfig
+    verifier: Verifier
+
+    @property
+    def speculation(self) -> Speculation:
+        """The same for the library."""
+        return Speculation(self.config, self.verifier.name)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What it is called."""
+        return {"algorithm": self.config.method, "verifier": self.verifier.name}
 
 
 @Parameter(name="*")
@@ -206,7 +223,7 @@ class MethodFlags:
         values = {flag: getattr(self, flag.replace("-", "_")) for flag in all_options()}
         return {flag: value for flag, value in values.items() if value is not None}
 
-    def plan(self, algorithm: str, *, ignore_foreign: bool = False) -> Speculation:
+    def plan(self, algorithm: str, *, ignore_foreign: bool = False) -> Plan:
         """The way to speculate that these flags and an algorithm's name describe.
 
         Args:
@@ -223,11 +240,13 @@ class MethodFlags:
         if foreign and not ignore_foreign:
             has = ", ".join(f"--{flag}" for flag in known) or "none"
             raise ConfigError(f"--{foreign[0]} is not an option of {config.method}; it has: {has}")
-        values = {option.field: getattr(config, option.field) for option in known.values()}
-        values |= {known[flag].field: known[flag].value(value) for flag, value in given.items() if flag in known}
-        plan = Speculation(config.method, self.verifier, values)
-        plan.drafter_config()
-        return plan
+        values = {known[flag].field: known[flag].value(value) for flag, value in given.items() if flag in known}
+        config, rule = changed(config, values), make_verifier(self.verifier)
+        needs = config.needs
+        check_exact(
+            rule, config.method, branching=needs.branching, merged=needs.merged, deterministic=needs.deterministic
+        )
+        return Plan(config, rule)
 
 
 @Parameter(name="*")
@@ -240,7 +259,7 @@ class SpeculationFlags(MethodFlags):
         str, Parameter(help=f"Drafting method: {', '.join(name.upper() for name in (AUTOMATIC, *methods()))}.")
     ] = AUTOMATIC
 
-    def speculation(self) -> Speculation:
+    def chosen(self) -> Plan:
         """The way to speculate that the flags describe; see :meth:`MethodFlags.plan` for errors."""
         return self.plan(self.speculative_algorithm)
 

@@ -84,7 +84,7 @@ def tokens_per_second(stats: SpeculationStats, seconds: PhaseSeconds) -> float:
     return stats.emitted / seconds.decode if seconds.decode else 0.0
 
 
-def result(choice: Choice, prompt_tokens: int, algorithm: str, verifier: str, seconds: PhaseSeconds) -> dict[str, Any]:
+def result(choice: Choice, prompt_tokens: int, names: dict[str, str], seconds: PhaseSeconds) -> dict[str, Any]:
     """The JSON object of one completion."""
     stats = choice.speculation
     return {
@@ -97,7 +97,7 @@ def result(choice: Choice, prompt_tokens: int, algorithm: str, verifier: str, se
             "completion_tokens": len(choice.token_ids),
             "total_tokens": prompt_tokens + len(choice.token_ids),
         },
-        "speculation": {"algorithm": algorithm, "verifier": verifier} | speculation_counts(stats),
+        "speculation": names | speculation_counts(stats),
         "timing": {
             "prefill_s": seconds.prefill,
             "decode_s": seconds.decode,
