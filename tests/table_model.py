@@ -39,7 +39,7 @@ class TableModel:
         return TableModel(self.table + distance * torch.randn(self.table.shape, generator=generator))
 
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
-        tokens = batch.tokens.double().view(-1, 1)
+        tokens = batch.tokens.double().view(1, -1, 1)
         store = cache.layers.setdefault(0, LayerStore(cache.slots, tokens, tokens))
         slots, before = [], []
         for sequence in batch.sequences:
@@ -52,8 +52,8 @@ class TableModel:
             for parent in parents[sequence.skip :]:
                 row = sequence.context + parent
                 before.append(table.slot(row) if row >= 0 else -1)
-        store.keys[slots] = tokens
-        known = store.keys[before, 0].long()
+        store.keys[0, slots] = tokens[0]
+        known = store.keys[0, before, 0].long()
         known[torch.tensor(before) < 0] = 0
         logits = self.table[known, batch.tokens]
         return TargetOutput(logits[batch.wanted], {})

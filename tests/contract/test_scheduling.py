@@ -1,0 +1,167 @@
+"""Whatever shares the pass, whenever a request joins, leaves, waits or loses its pages: each text is its own."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import Scripted, random_trees
+from tiny import VOCABULARY, tiny_model
+
+from contract.cases import PROMPTS, by_id, configs, make
+from contract.test_lossless import GREEDY, SETTINGS, answers, assert_clean, plain
+from outrider import CacheConfig, SamplingParams, SchedulerConfig
+from outrider.drafters.base import DraftSequence
+from outrider.request import Request
+from outrider.stopping import FinishReason
+from outrider.target.base import TargetOutput
+from outrider.tree import TokenTree
+
+CASES = [case for case, _ in configs("good")]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+@pytest.mark.parametrize("case", CASES)
+def test_prefill_chunks_share_passes_with_decoding(case: str, chunk: int) -> None:
+    scheduler = SchedulerConfig(prefill_chunk=chunk, max_rows=max(chunk, 40))
+    for setting in ("greedy", "temperature"):
+        llm = make(by_id(case), scheduler=scheduler)
+        assert [c.token_ids for c in llm.generate(PROMPTS, SETTINGS[setting])] == plain(setting)
+        assert_clean(llm)
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 128, 400])
+def test_prompt_lengths_around_the_chunk(length: int) -> None:
+    prompt = [(7 * i) % VOCABULARY for i in range(length)]
+    short = PROMPTS[1]
+    expected = [make("none").generate(p, GREEDY)[0].token_ids for p in (prompt, short)]
+    llm = make(by_id("draft_model"), scheduler=SchedulerConfig(prefill_chunk=64))
+    assert [c.token_ids for c in llm.generate([prompt, short], GREEDY)] == expected
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("setting", ["greedy", "temperature", "penalties"])
+def test_preemption_by_recompute(case: str, setting: str) -> None:
+    llm = make(by_id(case), cache=CacheConfig(rows=72, page_size=4), scheduler=SchedulerConfig(prefill_chunk=8))
+    paused = []
+    pause = llm.engine._drafter.pause
+    llm.engine._drafter.pause = lambda key: (paused.append(key), pause(key))  # type: ignore[method-assign]
+    assert [c.token_ids for c in llm.generate(PROMPTS, SETTINGS[setting])] == plain(setting)
+    assert paused, "the pool was meant to run out of pages"
+    assert_clean(llm)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.randoms(use_true_random=False), st.sampled_from(CASES), st.sampled_from(["greedy", "temperature"]))
+def test_requests_join_leave_and_are_cancelled_between_rounds(dice: random.Random, case: str, setting: str) -> None:
+    expected = answers(setting)
+    cache = CacheConfig(rows=dice.choice([48, 80, 400]), page_size=4)
+    llm = make(by_id(case), cache=cache, scheduler=SchedulerConfig(prefill_chunk=5))
+    engine = llm.engine
+    waiting = [dice.choice(PROMPTS) for _ in range(6)]
+    submitted: list[Request] = []
+    cancelled: set[str] = set()
+    done: list[Request] = []
+    while waiting or not engine.idle:
+        if waiting and dice.random() < 0.5:
+            submitted.append(engine.submit(waiting.pop(), SETTINGS[setting]))
+        if submitted and dice.random() < 0.1:
+            victim = dice.choice(submitted)
+            cancelled.add(victim.id)
+            engine.cancel(victim)
+        done += [item.request for item in engine.step() if item.finished]
+        engine.pool.check()
+        for request in submitted:
+            assert request.computed <= request.wanted - 1 or request.finish_reason is not None
+    for request in done:
+        text, output = expected[tuple(request.inputs[: request.prompt_length])], tuple(request.output_ids)
+        if request.finish_reason is FinishReason.CANCELLED:
+            assert request.id in cancelled
+            assert output == text[: len(output)]
+        else:
+            assert output == text
+    assert len(done) == 6
+    assert_clean(llm)
+
+
+@pytest.mark.parametrize("taken", range(1, 11))
+def test_closing_a_stream_at_any_piece_leaves_nothing_behind(taken: int) -> None:
+    llm = make(by_id("draft_model"))
+    pieces = llm.stream(PROMPTS[0], GREEDY)
+    for _, _piece in zip(range(taken), pieces, strict=False):
+        pass
+    pieces.close()  # type: ignore[attr-defined]
+    assert_clean(llm)
+    assert llm.generate(PROMPTS[0], GREEDY)[0].token_ids == plain("greedy")[0]
+
+
+def _over_budget(sequence: DraftSequence) -> TokenTree:
+    return sequence.builder().chain([1] * (sequence.nodes + 3)).build()
+
+
+def _foreign_token(sequence: DraftSequence) -> TokenTree:
+    return sequence.builder().chain([VOCABULARY + 5]).build()
+
+
+def _wrong_root(sequence: DraftSequence) -> TokenTree:
+    return TokenTree(((sequence.tokens[-1] + 1) % VOCABULARY,), (-1,), (1.0,), ())
+
+
+def _raises(sequence: DraftSequence) -> TokenTree:
+    raise RuntimeError("no idea")
+
+
+@pytest.mark.parametrize("fault", [_over_budget, _foreign_token, _wrong_root, _raises])
+def test_a_faulty_drafter_is_switched_off_and_the_text_stays(fault, caplog: pytest.LogCaptureFixture) -> None:  # type: ignore[no-untyped-def]
+    truth = answers("greedy")
+    healthy = random_trees(VOCABULARY, 3, truth)
+
+    def script(sequence: DraftSequence) -> TokenTree:
+        return fault(sequence) if sequence.prompt_length == 1 else healthy(sequence)
+
+    llm = make(Scripted(script))
+    with caplog.at_level(logging.WARNING):
+        done = llm.generate(PROMPTS, GREEDY)
+    assert [c.token_ids for c in done] == plain("greedy")
+    assert len(caplog.records) == 1, "one request met the fault, and it is logged once"
+    by_prompt = {len(c.prompt_token_ids): c.speculation for c in done}
+    assert by_prompt[1].mean_accepted_length == 1.0
+    assert by_prompt[8].mean_accepted_length > 1.0, "the others go on drafting"
+    assert_clean(llm)
+
+
+def test_nan_logits_end_one_request_and_spare_the_others() -> None:
+    target = tiny_model(0)
+
+    class Poisoned:
+        vocabulary, context_length, row_invariant, device = VOCABULARY, 512, False, target.device
+
+        @torch.inference_mode()
+        def forward(self, batch, cache, layers=()):  # type: ignore[no-untyped-def]
+            logits = target.forward(batch, cache, layers).logits.clone()
+            for index, sequence in enumerate(batch.sequences):
+                if sequence.key == "r2":
+                    batch.tree_logits(logits, index).fill_(float("nan"))
+            return TargetOutput(logits, {})
+
+    for params in (GREEDY, SamplingParams(max_tokens=24, temperature=1.0, seed=11)):
+        setting = "greedy" if params is GREEDY else "temperature"
+        llm = make(by_id("ngram"), target=Poisoned())  # type: ignore[arg-type]
+        done = llm.generate(PROMPTS, params)
+        assert done[1].finish_reason is FinishReason.ERROR
+        assert "NaN" in (done[1].choices[0].error or "")
+        assert [c.token_ids for c in done[:1] + done[2:]] == plain(setting)[:1] + plain(setting)[2:]
+        assert_clean(llm)
+
+
+def test_a_lone_request_fills_the_cache_to_its_last_row() -> None:
+    llm = make(by_id("draft_model"), cache=CacheConfig(rows=64, page_size=4))
+    done = llm.generate(PROMPTS[0], SamplingParams(max_tokens=None))[0]
+    assert len(done.prompt_token_ids) + len(done.token_ids) == 64
+    assert done.finish_reason is FinishReason.LENGTH
+    assert done.token_ids == make("none").generate(PROMPTS[0], SamplingParams(max_tokens=56))[0].token_ids
+    assert_clean(llm)
