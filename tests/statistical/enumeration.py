@@ -219,9 +219,7 @@ def merged(choices: Choices, parts: Iterable[tuple[TableModel, Shape]]) -> Token
 
 def first_nodes(tree: TokenTree, drafts: int) -> TokenTree:
     """The tree of the anchor and its first ``drafts`` nodes: a chain cut to that length."""
-    count = drafts + 1
-    candidates = tuple(candidate for candidate in tree.candidates if candidate.node < count)
-    return TokenTree(tree.tokens[:count], tree.parents[:count], tree.survival[:count], candidates)
+    return tree.subtree(range(drafts + 1))
 
 
 def with_laws(tree: TokenTree, law: Callable[[int], torch.Tensor]) -> TokenTree:
