@@ -18,8 +18,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from outrider.errors import ModelError, RequestError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-_REPLACEMENT = "\ufffd"
-_LONGEST_CHARACTER = 4  # bytes of UTF-8
 
 
 class DetokenizerStream(Protocol):
@@ -96,18 +94,17 @@ class Tokenizer:
             return b""
         if self._byte_level:
             return _byte_level_bytes(token)
-        if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
-            return bytes([int(match[1], 16)])
-        return token.replace("▁", " ").encode()
+        return self.byte_piece(token_id) or token.replace("▁", " ").encode()
 
     def token_text(self, token_id: int) -> str:
         """Return a token for a person to read; U+FFFD stands for the part of a cut character."""
         return self.token_bytes(token_id).decode(errors="replace")
 
-    def is_byte_piece(self, token_id: int) -> bool:
-        """Say whether this token is a single byte spelled out, which may be part of a character."""
-        token = self.backend.id_to_token(token_id)
-        return self._byte_fallback and token is not None and _BYTE_TOKEN.fullmatch(token) is not None
+    def byte_piece(self, token_id: int) -> bytes:
+        """Return the byte of a token that spells out a single one, which may be part of a character, or b""."""
+        token = self.backend.id_to_token(token_id) if self._byte_fallback else None
+        match = _BYTE_TOKEN.fullmatch(token) if token is not None else None
+        return bytes([int(match[1], 16)]) if match else b""
 
     def apply_chat_template(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Write a conversation the way the model was trained to read it.
@@ -125,7 +122,7 @@ class Tokenizer:
                 bos_token=bos or "",
                 eos_token=eos or "",
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise RequestError(f"{self.name}: the chat template refuses these messages: {error}") from error
 
     @cached_property
@@ -157,10 +154,10 @@ class Tokenizer:
         common = min(self.vocab_size, other.vocab_size)
         if self.fingerprint() == other.fingerprint():
             return VocabularyMatch("equal", common, sizes)
-        mine, theirs = self.vocabulary, other.vocabulary
         for token_id in range(common):
-            if mine.get(token_id) != theirs.get(token_id):
-                difference = f"id {token_id} is {mine.get(token_id)!r} in one and {theirs.get(token_id)!r} in the other"
+            mine, theirs = self.vocabulary.get(token_id), other.vocabulary.get(token_id)
+            if mine != theirs:
+                difference = f"id {token_id} is {mine!r} in {self.name} and {theirs!r} in {other.name}"
                 return VocabularyMatch("different", token_id, f"{sizes}; {difference}")
         return VocabularyMatch("padded", common, f"{sizes}; the first {common} are the same")
 
@@ -188,24 +185,29 @@ class _WindowStream:
         self._skipped = skipped
         self._printed: list[int] = []
         self._pending: list[int] = []
+        self._character = codecs.getincrementaldecoder("utf-8")()  # the bytes of the character being spelled
 
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:
             return ""
         self._pending.append(token_id)
-        cut = len(self._pending) < _LONGEST_CHARACTER and self._tokenizer.is_byte_piece(token_id)
-        return self._print(wait=cut)
+        return "" if self._is_cut(self._tokenizer.byte_piece(token_id)) else self.finish()
 
     def finish(self) -> str:
-        return self._print(wait=False)
-
-    def _print(self, wait: bool) -> str:
         before = self._tokenizer.decode(self._printed, skip_special_tokens=False)
         text = self._tokenizer.decode(self._printed + self._pending, skip_special_tokens=False)
-        if len(text) <= len(before) or (wait and text.endswith(_REPLACEMENT)):
+        if len(text) <= len(before):
             return ""
         self._printed, self._pending = self._pending, []
         return text[len(before) :]
+
+    def _is_cut(self, piece: bytes) -> bool:
+        """Say whether a character is still incomplete after this byte; not a byte (b""), or a wrong one, ends it."""
+        try:
+            self._character.decode(piece, final=not piece)
+        except UnicodeDecodeError:
+            self._character.reset()
+        return bool(self._character.getstate()[0])
 
 
 def _decoder_names(backend: tokenizers.Tokenizer) -> set[str]:
