@@ -57,7 +57,8 @@ def load(
     """
     path, name = find(model)
     load_path = _load_gguf if path.is_file() else _load_folder
-    module, config, tokenizer, file_bytes = load_path(path, name, dtype, attention)
+    module, tokenizer, file_bytes = load_path(path, name, dtype, attention)
+    config: Any = module.config
     context = hf_names.context_length(config)
     if context is None:
         raise ModelError(f"{name}: its configuration does not say how long a context it was made for")
@@ -84,6 +85,8 @@ def find(model: str | Path) -> tuple[Path, str]:
     Raises:
         ModelError: there is no such model; the message lists what the models folder holds.
     """
+    if not str(model).strip():
+        raise ModelError("no model was named; give a path, a hub id or the name of a model")
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -131,15 +134,15 @@ def _fetch_from_hub(model: str) -> Path:
     except Exception as error:  # the client's errors have no common base, and all mean the same here
         raise ModelError(
             f"{model!r} is not in the models folder {models_folder()}, and fetching it from the Hugging Face hub "
-            f"failed ({_first_line(error)}); check the name and the network, or give a local folder or .gguf file"
+            f"failed ({_one_line(error)}); check the name and the network, or give a local folder or .gguf file"
         ) from error
 
 
-def _load_folder(path: Path, name: str, dtype: torch.dtype, attention: str) -> tuple[nn.Module, Any, Tokenizer, int]:
+def _load_folder(path: Path, name: str, dtype: torch.dtype, attention: str) -> tuple[nn.Module, Tokenizer, int]:
     try:
         config = hf_names.read_folder_config(path)
     except Exception as error:  # a broken config.json raises anything from KeyError to OSError
-        raise ModelError(f"{name}: its config.json cannot be used: {_first_line(error)}") from error
+        raise ModelError(f"{name}: its config.json cannot be used: {_one_line(error)}") from error
     if not hf_names.is_causal(config):
         raise ModelError(f"{name}: {config.model_type!r} is not a decoder-only language model; it cannot be served")
     files = list(path.glob("*.safetensors"))
@@ -149,13 +152,13 @@ def _load_folder(path: Path, name: str, dtype: torch.dtype, attention: str) -> t
         module = hf_names.load_folder(path, config, dtype, attention)
         backend, bos, eos, template = hf_names.load_folder_tokenizer(path)
     except Exception as error:  # damaged weights or tokenizer files raise their libraries' own errors
-        raise ModelError(f"{name}: cannot be loaded: {_first_line(error)}") from error
+        raise ModelError(f"{name}: cannot be loaded: {_one_line(error)}") from error
     if backend is None:
         raise ModelError(f"{name}: has no fast tokenizer (tokenizer.json); convert it with transformers first")
     tokenizer = Tokenizer(
         backend, name=name, bos_id=bos, eos_ids=_folder_ends(path, config, eos), chat_template=template
     )
-    return module, config, tokenizer, sum(file.stat().st_size for file in files)
+    return module, tokenizer, sum(file.stat().st_size for file in files)
 
 
 def _folder_ends(path: Path, config: Any, tokenizer_end: int | None) -> set[int]:
@@ -169,7 +172,7 @@ def _folder_ends(path: Path, config: Any, tokenizer_end: int | None) -> set[int]
     return {end for end in (*several, tokenizer_end) if end is not None}
 
 
-def _load_gguf(path: Path, name: str, dtype: torch.dtype, attention: str) -> tuple[nn.Module, Any, Tokenizer, int]:
+def _load_gguf(path: Path, name: str, dtype: torch.dtype, attention: str) -> tuple[nn.Module, Tokenizer, int]:
     file = read_gguf(path)
     plan = plan_model(file)
     tokenizer = build_tokenizer(file)
@@ -180,7 +183,7 @@ def _load_gguf(path: Path, name: str, dtype: torch.dtype, attention: str) -> tup
     hf_names.tie_weights(module)
     hf_names.restore_buffers(module)
     _check_complete(file, module)
-    return module, config, tokenizer, file.file_bytes
+    return module, tokenizer, file.file_bytes
 
 
 def _assign(file: GGUFFile, plan: ModelPlan, module: nn.Module, dtype: torch.dtype) -> None:
@@ -209,7 +212,6 @@ def _check_complete(file: GGUFFile, module: nn.Module) -> None:
             raise file.fail(f"holds nothing for the model's {name!r}")
 
 
-def _first_line(error: BaseException) -> str:
-    """Shorten a library's message to its first sentence-like line."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+def _one_line(error: BaseException) -> str:
+    """Shorten a library's message to one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
