@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import gguf
@@ -14,6 +15,7 @@ import torch
 from gguf_files import END, START, TEMPLATE, TOKENS, TinyFile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from outrider.errors import ModelError
@@ -191,6 +193,8 @@ WRONG_FILES = {
     "other value width": (TinyFile(metadata={"llama.attention.value_length": 8}), "differs from the key length 16"),
     "partial rope": (TinyFile(metadata={"llama.rope.dimension_count": 8}), "differs from the key length 16"),
     "wrong shape": (TinyFile(tensors={"blk.1.attn_v.weight": SQUARE}), r"shape \[64, 64\] where \[32, 64\] is due"),
+    "odd width": (TinyFile(metadata={"llama.attention.key_length": 15}), "the odd width 15"),
+    "not finite": (TinyFile(metadata={"llama.attention.layer_norm_rms_epsilon": math.inf}), "must be finite"),
     "longrope": (TinyFile(metadata={"llama.rope.scaling.type": "longrope"}), "rope scaling 'longrope'"),
     "scaling without factor": (TinyFile(metadata={"llama.rope.scaling.type": "linear"}), "needs a positive number"),
     "theta": (TinyFile(metadata={"llama.rope.freq_base": 0.0}), "must be a positive number"),
@@ -267,6 +271,24 @@ def test_the_same_tokenizer_from_both_sources(folder: Path, tmp_path: Path) -> N
     theirs = load(folder, dtype=torch.float32).tokenizer
     assert ours.compare(theirs).kind == "equal"
     assert ours.encode("hello 12 é😀") == theirs.encode("hello 12 é😀")
+
+
+def test_a_folder_with_a_missing_weight_is_refused(folder: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    weights = load_file(broken / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"nothing for the model's model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(broken, dtype=torch.float32)
+
+
+def test_a_tied_folder_is_complete(folder: Path, tmp_path: Path) -> None:
+    tied = tmp_path / "tied"
+    shutil.copytree(folder, tied)
+    module = TinyFile(config={"tie_word_embeddings": True}).module()
+    module.save_pretrained(tied)
+    assert_same(load(tied, dtype=torch.float32).module, module)
 
 
 def test_dtype_and_attention_are_passed_on(folder: Path, tmp_path: Path) -> None:

@@ -89,8 +89,11 @@ class GGUFFile:
         return self._typed(key, default, int, "an integer")
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Look up a number with a fraction; a missing one without a default, or another type, is an error."""
-        return self._typed(key, default, float, "a number")
+        """Look up a finite fraction; a missing one without a default, or anything else, is an error."""
+        number = self._typed(key, default, float, "a number")
+        if not math.isfinite(number):
+            raise self.fail(f"the metadata's {key!r} is {number}; it must be finite")
+        return number
 
     def flag(self, key: str, default: bool) -> bool:
         """Look up a boolean; another type is an error."""

@@ -144,6 +144,8 @@ def _config_values(file: GGUFFile, name: str) -> dict[str, object]:
     key_heads = _positive(file, f"{name}.attention.head_count_kv", heads)
     width = _positive(file, f"{name}.embedding_length")
     head_width = _positive(file, f"{name}.attention.key_length", width // heads)
+    if head_width % 2:
+        raise file.fail(f"has attention heads of the odd width {head_width}")
     for key in ("attention.value_length", "rope.dimension_count"):
         if (other := file.integer(f"{name}.{key}", head_width)) != head_width:
             raise file.fail(f"{name}.{key} is {other}, which differs from the key length {head_width}")
@@ -193,7 +195,7 @@ def _shape(file: GGUFFile, name: str, due: tuple[int | None, ...]) -> tuple[int,
 
 def _rope_parameters(file: GGUFFile, name: str, head_width: int) -> dict[str, object]:
     theta = file.number(f"{name}.rope.freq_base", 10000.0)
-    if not 0 < theta < math.inf:
+    if theta <= 0:
         raise file.fail(f"the metadata's '{name}.rope.freq_base' is {theta}; it must be a positive number")
     scaling = file.text(f"{name}.rope.scaling.type", "none")
     if scaling not in _ROPE_SCALING:
@@ -216,7 +218,7 @@ def _llama3_scaling(file: GGUFFile, theta: float, head_width: int) -> dict[str, 
     dequantize([job])
     stored = job.out
     factor = round(float(stored.nan_to_num(0).max()), 4)
-    if factor < 1 or len(stored) != head_width // 2:
+    if factor < 1 or stored.shape != (head_width // 2,):
         raise file.fail(f"the factors in {ROPE_FACTORS!r} are not Llama 3's; use the safetensors folder")
     wavelengths = [2 * math.pi * theta ** (2 * i / head_width) for i in range(head_width // 2)]
     expected = torch.tensor([_llama3_divisor(wavelength, factor) for wavelength in wavelengths])
@@ -269,7 +271,7 @@ def _row_orders(file: GGUFFile, architecture: Architecture, name: str) -> dict[s
             continue
         heads = file.integer(f"{name}.{heads_key}", file.integer(f"{name}.attention.head_count"))
         rows = tensor.shape[0]
-        if heads < 1 or rows % (2 * heads):
-            raise file.fail(f"tensor {tensor.name!r} has {rows} rows for {heads} heads")
+        if rows % (2 * heads) or tensor.size % rows:
+            raise file.fail(f"tensor {tensor.name!r} has {rows} rows, which cannot be divided among {heads} heads")
         orders[tensor.name] = torch.arange(rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)
     return orders

@@ -1,7 +1,8 @@
 """Build a tokenizer straight from a GGUF file's metadata.
 
 Texts are split the way llama.cpp splits them: the pre-tokenizer the file names is looked up in one table, and
-a name that is not there is refused, because a wrong split gives slightly wrong ids and no error anywhere.
+a name that is not there is refused, because a wrong split gives slightly wrong ids and no error anywhere. As
+there, texts are not normalised first; a folder's own tokenizer may compose decomposed accents (Qwen's does).
 """
 
 from dataclasses import dataclass

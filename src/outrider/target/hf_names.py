@@ -151,11 +151,19 @@ def is_causal(config: Any) -> bool:
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(config, "is_encoder_decoder", False)
 
 
-def load_folder(folder: Path, config: Any, dtype: torch.dtype, attention: str) -> torch.nn.Module:
-    """Load a causal model from a folder of safetensors."""
-    return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]
-        folder, config=config, dtype=dtype, attn_implementation=attention, local_files_only=True
+def load_folder(
+    folder: Path, config: Any, dtype: torch.dtype, attention: str
+) -> tuple[torch.nn.Module, list[str]]:
+    """Load a causal model from a folder of safetensors; also returns the parameters the files hold nothing for."""
+    module, report = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        attn_implementation=attention,
+        local_files_only=True,
+        output_loading_info=True,
     )
+    return module, sorted(report["missing_keys"])
 
 
 def load_folder_tokenizer(folder: Path) -> tuple[Any, int | None, int | None, str | None]:
@@ -173,6 +181,7 @@ def load_folder_tokenizer(folder: Path) -> tuple[Any, int | None, int | None, st
     return backend, tokenizer.bos_token_id, tokenizer.eos_token_id, template
 
 
-def context_length(config: Any) -> int:
-    """Positions a model was made for."""
-    return int(config.get_text_config(decoder=True).max_position_embeddings)
+def context_length(config: Any) -> int | None:
+    """Positions a model was made for, or None where its configuration does not say."""
+    length = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return length if isinstance(length, int) else None

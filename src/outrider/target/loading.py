@@ -149,10 +149,12 @@ def _load_folder(path: Path, name: str, dtype: torch.dtype, attention: str) -> t
     if not files:
         raise ModelError(f"{name}: the folder holds no .safetensors weights")
     try:
-        module = hf_names.load_folder(path, config, dtype, attention)
+        module, missing = hf_names.load_folder(path, config, dtype, attention)
         backend, bos, eos, template = hf_names.load_folder_tokenizer(path)
     except Exception as error:  # damaged weights or tokenizer files raise their libraries' own errors
         raise ModelError(f"{name}: cannot be loaded: {_one_line(error)}") from error
+    if missing:
+        raise ModelError(f"{name}: its weights hold nothing for the model's {', '.join(missing[:3])}")
     if backend is None:
         raise ModelError(f"{name}: has no fast tokenizer (tokenizer.json); convert it with transformers first")
     tokenizer = Tokenizer(
@@ -177,8 +179,13 @@ def _load_gguf(path: Path, name: str, dtype: torch.dtype, attention: str) -> tup
     plan = plan_model(file)
     tokenizer = build_tokenizer(file)
     special = {"bos_token_id": tokenizer.bos_id, "eos_token_id": sorted(tokenizer.eos_ids)}
-    config = hf_names.make_config(plan.model_type, plan.values | special)
-    module = hf_names.build_empty(config, dtype, attention)
+    try:
+        config = hf_names.make_config(plan.model_type, plan.values | special)
+        module = hf_names.build_empty(config, dtype, attention)
+    except ModelError:
+        raise
+    except Exception as error:  # a configuration that transformers' own checks refuse
+        raise file.fail(f"no {plan.model_type} model can be built from it: {_one_line(error)}") from error
     _assign(file, plan, module, dtype)
     hf_names.tie_weights(module)
     hf_names.restore_buffers(module)
