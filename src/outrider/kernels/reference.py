@@ -24,9 +24,9 @@ def tree_attention(
     """Attend with rows that see a common prefix and a part of the tail.
 
     Args:
-        query: [n, query heads, width].
-        keys: [columns, key heads, width]; query heads are a multiple of key heads.
-        values: [columns, key heads, value width].
+        query: [query heads, n, width].
+        keys: [key heads, columns, width]; query heads are a multiple of key heads.
+        values: [key heads, columns, value width].
         hidden: bool [n, m], True where a row must not see one of the last ``m`` columns; None hides nothing.
         scaling: multiplies the scores.
         softcap: scores become ``softcap · tanh(score / softcap)`` (Gemma 2).
@@ -35,11 +35,11 @@ def tree_attention(
     Returns:
         [n, query heads, value width].
     """
-    rows, heads, width = query.shape
-    columns, key_heads, _ = keys.shape
+    heads, rows, width = query.shape
+    key_heads, columns, _ = keys.shape
     group = heads // key_heads
-    grouped = query.reshape(rows, key_heads, group, width).permute(1, 2, 0, 3).reshape(key_heads, group * rows, width)
-    scores = torch.matmul(grouped * scaling, keys.permute(1, 2, 0)).view(key_heads, group, rows, columns).float()
+    grouped = query.reshape(key_heads, group * rows, width)
+    scores = torch.matmul(grouped * scaling, keys.transpose(1, 2)).view(key_heads, group, rows, columns).float()
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if hidden is not None:
@@ -48,5 +48,5 @@ def tree_attention(
         column = sinks.float().view(key_heads, group, 1, 1).expand(-1, -1, rows, 1)
         scores = torch.cat((scores, column), dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., :columns].to(values.dtype)
-    mixed = torch.matmul(weights.view(key_heads, group * rows, columns), values.transpose(0, 1))
+    mixed = torch.matmul(weights.view(key_heads, group * rows, columns), values)
     return mixed.view(key_heads, group, rows, -1).permute(2, 0, 1, 3).reshape(rows, heads, -1)

@@ -55,12 +55,21 @@ class PageTable:
 
 
 class LayerStore:
-    """Keys and values of one layer, one row per slot; made at the first write, when the shapes are known."""
+    """Keys and values of one layer, ``[heads, slots, width]``; made at the first write, when the shapes are known.
+
+    Heads come first because attention reads one head's rows at a time: side by side they are read in one stream.
+
+    Args:
+        slots: rows to hold.
+        key: [heads, any, width], of which shape, precision and device are taken.
+        value: [heads, any, value width], likewise.
+    """
 
     def __init__(self, slots: int, key: torch.Tensor, value: torch.Tensor) -> None:
         with torch.inference_mode(False):  # an inference tensor could not be written between passes
             self.keys, self.values = (
-                torch.empty(slots, *rows.shape[1:], dtype=rows.dtype, device=rows.device) for rows in (key, value)
+                torch.empty(rows.shape[0], slots, rows.shape[2], dtype=rows.dtype, device=rows.device)
+                for rows in (key, value)
             )
 
 
@@ -134,7 +143,7 @@ class PagedCache:
         target = table.slots(start + settled, start + len(kept))
         for layer in self.layers.values():
             for store in (layer.keys, layer.values):
-                store[target.to(store.device)] = store[source.to(store.device)]
+                store[:, target.to(store.device)] = store[:, source.to(store.device)]
 
     def shrink(self, key: str, rows: int) -> None:
         """Give back the pages past a sequence's first ``rows`` rows."""

@@ -5,9 +5,10 @@ Written against transformers 5.24: the model call, the attention interface, and 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from transformers import (
@@ -18,21 +19,19 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
 )
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outrider.errors import ModelError
+from outrider.target.pass_plan import AttentionCall, Reach
 
-PLAN: Final = "outrider_plan"
-"""The keyword under which a pass's plan travels through the model to the attention function."""
-
-
-class AttentionCall(NamedTuple):
-    """What one layer asks of attention beside its tensors."""
-
-    layer: int
-    scaling: float
-    window: int | None
-    softcap: float | None
-    sinks: torch.Tensor | None
+_LAYER_KINDS: Final = {"full_attention", "sliding_attention", "chunked_attention"}
+_KEEPS_STATE: Final = "keeps a state beside its keys and values, which cannot be rolled back yet"
+_KIND_REASONS: Final = {"indexed_attention": "chooses its keys with an indexer, which tree rows cannot use yet"}
+_CLASS_REASONS: Final = {
+    "DogeForCausalLM": "computes its attention mask from the values of the whole sequence",
+    "Gemma4AssistantForCausalLM": "drafts for Gemma 4 from that model's keys and is no model of its own",
+    "Gemma4UnifiedAssistantForCausalLM": "drafts for Gemma 4 from that model's keys and is no model of its own",
+}
 
 
 def register_attention(name: str, function: Callable[..., tuple[torch.Tensor, None]]) -> None:
@@ -40,21 +39,43 @@ def register_attention(name: str, function: Callable[..., tuple[torch.Tensor, No
     AttentionInterface.register(name, function)
 
 
-def read_attention_call(module: torch.nn.Module, options: dict[str, Any], width: int) -> AttentionCall:
-    """Read the options of an attention call, from the call or from the layer where the family forgets to pass them."""
+def read_attention_call(
+    module: torch.nn.Module, mask: torch.Tensor | None, options: dict[str, Any], width: int
+) -> AttentionCall:
+    """Read the options of an attention call, from the call or from the layer where the family forgets to pass them.
+
+    Raises:
+        ModelError: the layer adds something to its scores that no option describes.
+    """
+    if mask is not None:
+        raise ModelError(f"{type(module).__name__} computes a mask or bias of its own, so it cannot be served")
     scaling = options.get("scaling")
     return AttentionCall(
-        layer=int(module.layer_idx),  # type: ignore[arg-type]
         scaling=width**-0.5 if scaling is None else float(scaling),
-        window=options.get("sliding_window", getattr(module, "sliding_window", None)),
+        reach=_read_reach(module, options),
         softcap=options.get("softcap"),
         sinks=options.get("s_aux"),
     )
 
 
-def call(
-    module: torch.nn.Module, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, plan: Any
-) -> torch.Tensor:
+def _read_reach(module: Any, options: dict[str, Any]) -> Reach:
+    if "sliding_window" in options:
+        return Reach(options["sliding_window"])
+    if hasattr(module, "sliding_window"):
+        return Reach(module.sliding_window)
+    config = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    if not kinds:
+        masks_windows = hasattr(sys.modules[type(module).__module__], "create_sliding_window_causal_mask")
+        return Reach(getattr(config, "sliding_window", None) if masks_windows else None)
+    kind = kinds[module.layer_idx]
+    return Reach(
+        config.sliding_window if kind == "sliding_attention" else None,  # type: ignore[union-attr]
+        config.attention_chunk_size if kind == "chunked_attention" else None,  # type: ignore[union-attr]
+    )
+
+
+def call(module: torch.nn.Module, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """Run a causal model over one flat batch.
 
     Args:
@@ -62,17 +83,12 @@ def call(
         tokens: int64 [rows].
         positions: int64 [rows].
         wanted: int64 [wanted rows], rows whose logits are computed.
-        plan: handed to the attention function of every layer.
 
     Returns:
         Logits [wanted rows, vocabulary].
     """
     output = module(
-        input_ids=tokens.unsqueeze(0),
-        position_ids=positions.unsqueeze(0),
-        use_cache=False,
-        logits_to_keep=wanted,
-        **{PLAN: plan},
+        input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, logits_to_keep=wanted
     )
     logits: torch.Tensor = output.logits[0]
     return logits
@@ -84,9 +100,52 @@ def vocabulary(module: torch.nn.Module) -> int:
 
 
 def decoder_layers(module: torch.nn.Module) -> torch.nn.ModuleList:
-    """The decoder blocks of a model, in order."""
-    layers: torch.nn.ModuleList = module.get_decoder().layers  # type: ignore[operator]
-    return layers
+    """The decoder blocks of a model, in order: the first list with as many entries as the model has layers."""
+    count = _text_config(module).num_hidden_layers
+    roots = (module.get_decoder(), module)  # type: ignore[operator]
+    lists = [part for root in roots for part in root.modules() if isinstance(part, torch.nn.ModuleList)]
+    return next((part for part in lists if len(part) == count), lists[0])
+
+
+def freeze_rotary(module: torch.nn.Module, context_length: int) -> None:
+    """Make a row's rotary angles depend on its own position alone.
+
+    ``longrope`` and ``dynamic`` choose their frequencies by the longest position of a call, so a row would depend on
+    its neighbours, and a key written early would not fit a query computed late.  Here the served context length
+    chooses, once: the frequencies are those of a sequence that long.
+    """
+    for part in module.modules():
+        kinds = getattr(part, "rope_type", None)
+        for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
+            if kind in ("longrope", "dynamic"):
+                _freeze_frequencies(part, kind, layer_type, context_length)
+
+
+def _freeze_frequencies(part: Any, kind: str, layer_type: str | None, context_length: int) -> None:
+    prefix = "" if layer_type is None else f"{layer_type}_"
+    buffer = getattr(part, f"{prefix}inv_freq")
+    options = {} if layer_type is None else {"layer_type": layer_type}
+    buffer.copy_(ROPE_INIT_FUNCTIONS[kind](part.config, buffer.device, seq_len=context_length, **options)[0])
+    if layer_type is None:
+        part.rope_type = f"frozen {kind}"
+    else:
+        part.rope_type = part.rope_type | {layer_type: f"frozen {kind}"}
+    factors = part.config.rope_parameters
+    if "long_mscale" in factors:  # Phi-3.5-MoE chooses this factor, too, by the longest position
+        name = "long" if context_length > factors["original_max_position_embeddings"] else "short"
+        factors["long_mscale"] = factors["short_mscale"] = factors[f"{name}_mscale"]
+
+
+def check_config(config: Any) -> None:
+    """Refuse a configuration whose model cannot be served, before any weight is read.
+
+    Raises:
+        ModelError: naming the architecture and the reason.
+    """
+    family = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    reason = _class_reason(family, config)
+    if reason:
+        raise ModelError(f"{family.__name__} {reason}, so it cannot be served")
 
 
 def check_servable(module: torch.nn.Module, architecture: str) -> None:
@@ -97,17 +156,34 @@ def check_servable(module: torch.nn.Module, architecture: str) -> None:
     """
     if not isinstance(module, PreTrainedModel):
         return
-    config = _text_config(module)
-    if getattr(module.config, "is_encoder_decoder", False):
-        raise ModelError(f"{architecture} is an encoder–decoder model, which Outrider cannot serve yet")
-    if not getattr(module, "_supports_attention_backend", False):
-        raise ModelError(f"{architecture} does not use transformers' attention interface, so it cannot be served")
-    kinds = set(getattr(config, "layer_types", None) or ())
-    foreign = kinds - {"full_attention", "sliding_attention"}
-    if foreign:
-        raise ModelError(f"{architecture} has layers of kind {', '.join(sorted(foreign))}, which cannot be rolled back")
-    if getattr(module, "_is_stateful", False):
-        raise ModelError(f"{architecture} keeps a recurrent state, which cannot be rolled back yet")
+    reason = _class_reason(type(module), module.config) or _module_reason(module)
+    if reason:
+        raise ModelError(f"{architecture} {reason}, so it cannot be served")
+
+
+def _class_reason(family: type, config: Any) -> str | None:
+    if getattr(config, "is_encoder_decoder", False):
+        return "is an encoder–decoder model"
+    if family.__name__ in _CLASS_REASONS:
+        return _CLASS_REASONS[family.__name__]
+    if getattr(family, "_is_stateful", False):
+        return _KEEPS_STATE
+    kinds = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ()) - _LAYER_KINDS
+    if kinds:
+        return _KIND_REASONS.get(min(kinds), _KEEPS_STATE)
+    if not getattr(family, "_supports_attention_backend", False):
+        return "does not use transformers' attention interface"
+    return None
+
+
+def _module_reason(module: Any) -> str | None:
+    for part in module.modules():
+        if hasattr(part, "create_position_ids_from_input_ids"):
+            return "counts positions from its padding token"
+    for part in decoder_layers(module).modules():
+        if getattr(part, "is_causal", True) is False:
+            return "attends in both directions (is_decoder is off)"
+    return None
 
 
 def _text_config(module: torch.nn.Module) -> Any:
@@ -120,7 +196,12 @@ def make_config(model_type: str, values: dict[str, Any]) -> Any:
 
 
 def build_empty(config: Any, dtype: torch.dtype, attention: str) -> torch.nn.Module:
-    """Build a causal model without memory for its weights (everything on the meta device)."""
+    """Build a causal model without memory for its weights (everything on the meta device).
+
+    Raises:
+        ModelError: it cannot be served.
+    """
+    check_config(config)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(  # type: ignore[no-any-return]
             config, dtype=dtype, attn_implementation=attention
