@@ -24,9 +24,9 @@ def accepted_block(tree: TokenTree, rows: Rows) -> Verdict:
     drafts = chain_of(tree)
     w, q = [1.0], []
     for i, candidate in enumerate(drafts):
-        q.append(law(tree, candidate, p.shape[1]))
-        x = tree.tokens[candidate.node]
-        w.append(ratio(w[i] * float(p[i, x]), float(q[i][x])))
+        P, x = p[i], tree.tokens[candidate.node]
+        q.append(law(tree, candidate, len(P)))
+        w.append(ratio(w[i] * float(P[x]), float(q[i][x])))
         if w[-1] == 0.0:  # nothing at or past a token the target rules out can be accepted
             w.pop()
             break

@@ -15,9 +15,10 @@ def accepted_prefix(tree: TokenTree, rows: Rows) -> Verdict:
     p, accept, final = rows.probabilities, rows.dice(Purpose.ACCEPT), rows.dice(Purpose.FINAL)
     n = 0
     for candidate in chain_of(tree):
-        q, x = law(tree, candidate, p.shape[1]), tree.tokens[candidate.node]
-        if not accept.coin(candidate.node, ratio(float(p[n, x]), float(q[x]))):
-            return Verdict.of(tree, range(1, n + 1), final.draw(n, residual(p[n], q)))
+        P, x = p[n], tree.tokens[candidate.node]
+        q = law(tree, candidate, len(P))
+        if not accept.coin(candidate.node, ratio(float(P[x]), float(q[x]))):
+            return Verdict.of(tree, range(1, n + 1), final.draw(n, residual(P, q)))
         n += 1
     return Verdict.of(tree, range(1, n + 1), final.draw(n, p[n]))
 
