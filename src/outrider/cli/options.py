@@ -223,6 +223,11 @@ class MethodFlags:
         values = {flag: getattr(self, flag.replace("-", "_")) for flag in all_options()}
         return {flag: value for flag, value in values.items() if value is not None}
 
+    @property
+    def draft_models(self) -> list[str]:
+        """The draft models that were named."""
+        return list(self.given().get(MODELS_FLAG, []))
+
     def plan(self, algorithm: str, *, ignore_foreign: bool = False) -> Plan:
         """The way to speculate that these flags and an algorithm's name describe.
 
@@ -234,7 +239,7 @@ class MethodFlags:
             ConfigError: an unknown name, an option the method does not have, or a value out of bounds.
         """
         given = self.given()
-        config = _chosen(algorithm, given.get(MODELS_FLAG, []))
+        config = _chosen(algorithm, self.draft_models)
         known = {option.flag: option for option in options_of(type(config))}
         foreign = [flag for flag in given if flag not in known]
         if foreign and not ignore_foreign:

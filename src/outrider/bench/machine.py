@@ -1,0 +1,93 @@
+"""What the numbers were measured on, and the ceiling that memory bandwidth sets."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+_BUFFER_BYTES: Final = 512 * 2**20
+"""Far more than any cache holds."""
+_PASSES: Final = 9
+_PACKAGES: Final = ("outrider", "torch", "transformers", "tokenizers", "numpy")
+
+
+def facts() -> dict[str, Any]:
+    """Processor, memory, threads and versions."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "usable_cores": usable_cores(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": _memory_bytes(),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers depend on."""
+    return {package: _version(package) for package in _PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def read_bandwidth(device: torch.device) -> float:
+    """Bytes per second this machine reads, with the threads torch uses now: median of summing a large buffer."""
+    buffer = torch.ones(_BUFFER_BYTES // 4, dtype=torch.float32, device=device)
+    seconds = []
+    for _ in range(_PASSES):
+        _finish(device)
+        begun = time.perf_counter()
+        buffer.sum()
+        _finish(device)
+        seconds.append(time.perf_counter() - begun)
+    return _BUFFER_BYTES / statistics.median(seconds)
+
+
+def parameter_bytes(model: Any) -> int | None:
+    """Bytes of a model's parameters as held in memory, each counted once; None where they cannot be seen."""
+    module = getattr(model, "module", None)
+    if not isinstance(module, torch.nn.Module):
+        return None
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or "unknown")
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None

@@ -1,0 +1,211 @@
+"""One self-contained page: what speculation gains per category, where drafts are accepted, where time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any, Final
+
+from outrider.bench.report import ALL
+from outrider.bench.svg import Drawing, Scale, nice_end
+from outrider.bench.table import identical, interval, number, times
+
+Entry = Mapping[str, Any]
+
+_WIDTH: Final = 720
+_LEFT: Final = 190
+_RIGHT: Final = 60
+_ROW: Final = 20
+_COLOURS: Final = 8
+_PHASES: Final = (("draft_s", "draft"), ("verify_s", "verify"), ("other_s", "other"))
+
+_STYLE: Final = (
+    """
+:root { color-scheme: light dark; --paper: #fcfcfb; --ink: #1c1c1a; --soft: #62615c; --rule: #dddcd6;
+  --c0: #8a8984; --c1: #2a78d6; --c2: #c65a11; --c3: #1a8a5a; --c4: #8a4fc4; --c5: #b8860b;
+  --c6: #c2336b; --c7: #0f8f9c;
+  --draft: #c65a11; --verify: #2a78d6; --other: #8a8984; }
+@media (prefers-color-scheme: dark) { :root { --paper: #1a1a19; --ink: #f2f1ec; --soft: #a9a8a1; --rule: #3b3a37;
+  --c0: #9b9a94; --c1: #5598e7; --c2: #e08344; --c3: #3fb27f; --c4: #b083e0; --c5: #d8a93a;
+  --c6: #e26a98; --c7: #3fb8c4;
+  --draft: #e08344; --verify: #5598e7; --other: #9b9a94; } }
+body { background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;
+  max-width: 60rem; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .3rem; }
+p, figcaption { color: var(--soft); margin: .2rem 0; max-width: 46rem; } figure { margin: .8rem 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .8rem .25rem 0; text-align: right; border-bottom: 1px solid var(--rule); }
+th { color: var(--soft); font-weight: 500; } th:first-child, td:first-child, th:nth-child(2), td:nth-child(2)
+  { text-align: left; }
+.scroll { overflow-x: auto; } svg { width: 100%; max-width: 45rem; height: auto; display: block; }
+.label { fill: var(--ink); font-size: 12px; } .soft { fill: var(--soft); font-size: 11px; }
+.rule { stroke: var(--rule); } .one { stroke: var(--soft); stroke-dasharray: 3 3; }
+.key { display: inline-block; margin-right: 1.2rem; color: var(--ink); }
+.key i { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; margin-right: .35rem; }
+"""
+    + "".join(
+        f".f{i} {{ fill: var(--c{i}); }} .s{i} {{ stroke: var(--c{i}); stroke-width: 2; fill: none; }}"
+        f" .k{i} {{ background: var(--c{i}); }}"
+        for i in range(_COLOURS)
+    )
+    + "".join(
+        f".f-{name} {{ fill: var(--{name}); stroke: var(--paper); }} .k-{name} {{ background: var(--{name}); }}"
+        for _, name in _PHASES
+    )
+)
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """The page of a bench result; it loads nothing from anywhere."""
+    entries: Sequence[Entry] = result["results"]
+    colours = {arm["name"]: index % _COLOURS for index, arm in enumerate(result["algorithms"])}
+    parts = [_header(result), _table([entry for entry in entries if entry["category"] == ALL])]
+    for setting in dict.fromkeys(entry["setting"] for entry in entries):
+        here = [entry for entry in entries if entry["setting"] == setting]
+        parts += _setting(setting, here, colours)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>outrider bench: {escape(result['model']['name'])}</title><style>{_STYLE}</style></head><body>"
+        + "".join(parts)
+        + "</body></html>\n"
+    )
+
+
+def _header(result: Mapping[str, Any]) -> str:
+    model, machine, work, ceiling = (result[part] for part in ("model", "machine", "workload", "ceiling"))
+    share = ceiling["share_reached"]
+    reached = "" if share is None else f" Plain decoding reaches {share:.0%} of what memory bandwidth allows."
+    return (
+        f"<h1>{escape(model['name'])}</h1><p>{escape(model['dtype'])} on {escape(machine['cpu'])}, "
+        f"{machine['threads']} threads; {work['prompts']} prompts of {escape(work['file'])}, at most "
+        f"{work['max_tokens']} tokens each, {escape(result['created'])}.{reached}</p>"
+    )
+
+
+def _table(entries: Sequence[Entry]) -> str:
+    head = ("setting", "method", "tokens/s", "speedup", "95 %", "end to end", "α", "τ", "other", "identical")
+    rows = [
+        (
+            entry["setting"],
+            entry["algorithm"],
+            number(entry["tokens_per_s"], 1),
+            times(entry["speedup"]),
+            interval(entry["speedup_interval"]),
+            times(entry["end_to_end_speedup"]),
+            number(entry["acceptance_rate"]) if entry["tested"] else "–",
+            number(entry["mean_accepted_length"]),
+            "–" if entry["other_share"] is None else f"{entry['other_share']:.1%}",
+            identical(entry["identical"]),
+        )
+        for entry in entries
+    ]
+    header = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{header}</tr>{body}</table></div>'
+
+
+def _setting(setting: str, entries: Sequence[Entry], colours: Mapping[str, int]) -> list[str]:
+    overall = [entry for entry in entries if entry["category"] == ALL]
+    drafting = [entry for entry in entries if entry["drafted"]]
+    names = dict.fromkeys(entry["algorithm"] for entry in drafting)
+    keys = _keys([(f"k{colours[name]}", name) for name in names])
+    title = escape(setting)
+    phases = _keys([(f"k-{name}", name) for _, name in _PHASES])
+    return [
+        f"<h2>Speedup over plain decoding, {title}</h2><p>Decoding only; lines are 95 % intervals over prompts.</p>",
+        f"<figure>{keys}{speedups(drafting, colours)}</figure>",
+        f"<h2>Acceptance by position, {title}</h2><p>Accepted over tested drafts at each depth.</p>",
+        f"<figure>{keys}{acceptance([entry for entry in overall if entry['drafted']], colours)}</figure>",
+        f"<h2>Time per round, {title}</h2><p>“Other” is the engine's own: scheduling, sampling, acceptance.</p>",
+        f"<figure>{phases}{time_split(overall)}</figure>",
+    ]
+
+
+def _keys(pairs: Sequence[tuple[str, str]]) -> str:
+    spans = "".join(f'<span class="key"><i class="{style}"></i>{escape(name)}</span>' for style, name in pairs)
+    return f"<figcaption>{spans}</figcaption>"
+
+
+def speedups(entries: Sequence[Entry], colours: Mapping[str, int]) -> str:
+    """A dot with its interval per method, grouped by category."""
+    shown = [entry for entry in entries if entry["speedup"] is not None]
+    highest = max((max(entry["speedup"], *(entry["speedup_interval"] or (0,))) for entry in shown), default=1.0)
+    scale = Scale(nice_end(max(highest, 1.2)), _LEFT, _WIDTH - _RIGHT)
+    groups = dict.fromkeys(entry["category"] for entry in shown)
+    height = 30 + len(shown) * _ROW + len(groups) * 10
+    drawing = Drawing(_WIDTH, height, "speedup per category and method")
+    _axis(drawing, scale, height - 22, "×")
+    drawing.line(scale(1), 0, scale(1), height - 22, "one")
+    y = 8.0
+    for category in groups:
+        drawing.text(_LEFT - 12, y + 9, category, anchor="end")
+        for entry in (entry for entry in shown if entry["category"] == category):
+            colour, ends = colours[entry["algorithm"]], entry["speedup_interval"]
+            if ends:
+                drawing.line(scale(ends[0]), y + 5, scale(ends[1]), y + 5, f"s{colour}")
+            tip = f"{entry['algorithm']}, {category}: {times(entry['speedup'])} ({interval(ends)})"
+            drawing.dot(scale(entry["speedup"]), y + 5, f"f{colour}", tip)
+            last = scale(max(entry["speedup"], ends[1] if ends else 0.0))
+            drawing.text(last + 9, y + 9, times(entry["speedup"]), "soft")
+            y += _ROW
+        y += 10
+    return drawing.render()
+
+
+def acceptance(entries: Sequence[Entry], colours: Mapping[str, int]) -> str:
+    """A line per method; positions tested too seldom to mean anything are left out."""
+    height, bottom = 240, 205
+    depth = max((len(_meaningful(entry)) for entry in entries), default=1)
+    across = Scale(max(depth, 2), _LEFT - 120, _WIDTH - _RIGHT)
+    up = Scale(1.0, bottom, 12)
+    drawing = Drawing(_WIDTH, height, "acceptance rate by position")
+    for tick in (0, 0.25, 0.5, 0.75, 1):
+        drawing.line(across.start, up(tick), across.end, up(tick), "rule")
+        drawing.text(across.start - 8, up(tick) + 4, f"{tick:g}", "soft", "end")
+    for place in range(1, depth + 1):
+        drawing.text(across(place - 0.5), bottom + 16, str(place), "soft", "middle")
+    drawing.text(across.end, height - 3, "position of the drafted token", "soft", "end")
+    for entry in entries:
+        rates, colour = _meaningful(entry), colours[entry["algorithm"]]
+        points = [(across(place + 0.5), up(rate)) for place, rate in enumerate(rates)]
+        drawing.path(points, f"s{colour}")
+        for place, ((x, y), rate) in enumerate(zip(points, rates, strict=True)):
+            tested = entry["tested_by_position"][place]
+            drawing.dot(x, y, f"f{colour}", f"{entry['algorithm']}, position {place + 1}: {rate:.3f} of {tested}")
+    return drawing.render()
+
+
+def _meaningful(entry: Entry) -> list[float]:
+    """Rates of the leading positions that were tested at least five times, sixteen at most."""
+    rates: list[float] = []
+    for rate, tested in zip(entry["acceptance_by_position"], entry["tested_by_position"], strict=True):
+        if tested < 5 or len(rates) == 16:
+            break
+        rates.append(rate)
+    return rates
+
+
+def time_split(entries: Sequence[Entry]) -> str:
+    """A bar per method: drafting, verifying, and the engine's own time of one round."""
+    totals = [sum(entry["per_round"][phase] or 0.0 for phase, _ in _PHASES) * 1000 for entry in entries]
+    scale = Scale(nice_end(max(totals, default=1.0)), _LEFT, _WIDTH - _RIGHT)
+    height = 30 + len(entries) * (_ROW + 8)
+    drawing = Drawing(_WIDTH, height, "milliseconds per round by phase")
+    _axis(drawing, scale, height - 22, " ms")
+    for row, (entry, total) in enumerate(zip(entries, totals, strict=True)):
+        y, done = row * (_ROW + 8) + 4, 0.0
+        drawing.text(_LEFT - 12, y + 14, entry["algorithm"], anchor="end")
+        for phase, name in _PHASES:
+            spent = (entry["per_round"][phase] or 0.0) * 1000
+            tip = f"{entry['algorithm']}: {name} {spent:.2f} ms"
+            drawing.bar(scale(done), y, scale(done + spent) - scale(done), _ROW, f"f-{name}", tip)
+            done += spent
+        drawing.text(scale(total) + 6, y + 14, f"{total:.1f} ms", "soft")
+    return drawing.render()
+
+
+def _axis(drawing: Drawing, scale: Scale, bottom: float, unit: str) -> None:
+    for tick in scale.ticks:
+        drawing.line(scale(tick), 0, scale(tick), bottom, "rule")
+        drawing.text(scale(tick), bottom + 15, f"{tick:g}{unit}", "soft", "middle")

@@ -1,0 +1,214 @@
+"""Paired and interleaved runs: every prompt under every method before the next prompt, in a shuffled order.
+
+The models are in memory once; each run gets an engine of its own around them, so that no cache and no corpus outlives
+it.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from outrider.bench.prompts import Prompt
+from outrider.config import CacheConfig, Speculation
+from outrider.drafters.base import DrafterConfig
+from outrider.errors import NumericsError
+from outrider.llm import LLM
+from outrider.metrics import PhaseSeconds, SpeculationStats
+from outrider.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from outrider.target.base import TargetModel
+    from outrider.target.tokenizer import Tokenizer
+    from outrider.verify.base import Verifier
+
+_WARM_UP_TOKENS: Final = 8
+_SPARE_ROWS: Final = 1024
+"""Cache rows past prompt and output, for draft trees."""
+_SEEDS_PER_PROMPT: Final = 1000
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to sample."""
+
+    temperature: float
+    top_p: float
+
+    @property
+    def label(self) -> str:
+        """For tables."""
+        if self.temperature == 0:
+            return "greedy"
+        return f"T={self.temperature:g}" + (f" p={self.top_p:g}" if self.top_p < 1 else "")
+
+
+def grid(temperatures: Sequence[float], top_ps: Sequence[float]) -> list[Setting]:
+    """Every temperature with every top_p; greedy decoding, which top_p cannot change, once."""
+    pairs = [Setting(t, 1.0 if t == 0 else p) for t in temperatures for p in top_ps]
+    return list(dict.fromkeys(pairs))
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One method with its options."""
+
+    name: str
+    config: DrafterConfig
+    verifier: Verifier
+    plain: bool = False
+    """Whether the others are measured against this one."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """What is in memory."""
+
+    target: TargetModel
+    tokenizer: Tokenizer
+    drafts: Mapping[str, TargetModel]
+
+    def engine(self, arm: Arm, rows: int = 0) -> LLM:
+        """A fresh engine for one method; weights are not copied.
+
+        Args:
+            arm: the method.
+            rows: cache rows; 0 for two whole contexts.
+        """
+        return LLM.from_model(
+            self.target,
+            self.tokenizer,
+            speculation=Speculation(arm.config, arm.verifier.name),
+            draft_models=self.drafts,
+            cache=CacheConfig(rows=rows),
+        )
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is run."""
+
+    prompts: tuple[Prompt, ...]
+    settings: tuple[Setting, ...]
+    arms: tuple[Arm, ...]
+    max_tokens: int
+    repeats: int = 1
+    seed: int = 0
+
+    @property
+    def runs(self) -> int:
+        """How many completions that is."""
+        return len(self.prompts) * len(self.settings) * len(self.arms) * self.repeats
+
+    @property
+    def cache_rows(self) -> int:
+        """Rows that hold any of these requests with its draft tree."""
+        return max(len(prompt.token_ids) for prompt in self.prompts) + self.max_tokens + _SPARE_ROWS
+
+    def params(self, prompt: Prompt, setting: Setting, repeat: int) -> SamplingParams:
+        """The same for every method, seed included."""
+        return SamplingParams(
+            temperature=setting.temperature,
+            top_p=setting.top_p,
+            max_tokens=self.max_tokens,
+            seed=self.seed + prompt.row.number * _SEEDS_PER_PROMPT + repeat,
+        )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One completion, measured."""
+
+    prompt: Prompt
+    setting: Setting
+    arm: Arm
+    repeat: int
+    order: int
+    """Which of the prompt's arms it was, first is 0."""
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stats: SpeculationStats
+    seconds: PhaseSeconds
+    draft_prefill: float
+    """Seconds the first draft took beyond the median of the later ones: the drafter reading the prompt."""
+    wall: float
+    """Seconds from the request to its last token, everything included."""
+
+    @property
+    def decode(self) -> float:
+        """Seconds of the rounds that only decode, the drafter's reading of the prompt left out."""
+        return self.seconds.decode - self.draft_prefill
+
+
+def run(models: Models, workload: Workload, advance: Callable[[], None] = lambda: None) -> Iterator[Sample]:
+    """Measure everything.
+
+    Args:
+        models: what is in memory.
+        workload: what to run.
+        advance: called after each completion.
+    """
+    for arm in workload.arms:
+        _warm_up(models, workload, arm)
+    shuffled = random.Random(workload.seed)
+    for prompt in workload.prompts:
+        for setting in workload.settings:
+            for repeat in range(workload.repeats):
+                order = list(workload.arms)
+                shuffled.shuffle(order)
+                for place, arm in enumerate(order):
+                    sample = measure(models.engine(arm, workload.cache_rows), workload, prompt, setting, arm, repeat)
+                    yield replace(sample, order=place)
+                    advance()
+
+
+def _warm_up(models: Models, workload: Workload, arm: Arm) -> None:
+    """The first passes of a process allocate and tune; let no method pay for that."""
+    params = SamplingParams(max_tokens=min(_WARM_UP_TOKENS, workload.max_tokens))
+    models.engine(arm, workload.cache_rows).generate(list(workload.prompts[0].token_ids), params)
+
+
+def measure(llm: LLM, workload: Workload, prompt: Prompt, setting: Setting, arm: Arm, repeat: int) -> Sample:
+    """Complete one prompt.
+
+    Raises:
+        NumericsError: the target's logits are not numbers.
+    """
+    engine, drafts, whole = llm.engine, [0.0], None
+    before = engine.seconds.copy()
+    begun = time.perf_counter()
+    for chunk in llm.stream(prompt.token_ids, workload.params(prompt, setting, repeat)):
+        drafts.append(engine.seconds.draft)
+        whole = chunk.choice
+    wall = time.perf_counter() - begun
+    assert whole is not None
+    if whole.error is not None:
+        raise NumericsError(f"{prompt.row.id}: {whole.error}")
+    return Sample(
+        prompt=prompt,
+        setting=setting,
+        arm=arm,
+        repeat=repeat,
+        order=0,
+        token_ids=whole.token_ids,
+        finish_reason=whole.finish_reason.value,
+        stats=whole.speculation,
+        seconds=engine.seconds.minus(before),
+        draft_prefill=_first_excess([later - earlier for earlier, later in pairwise(drafts)]),
+        wall=wall,
+    )
+
+
+def _first_excess(drafts: Sequence[float]) -> float:
+    """How much longer the first draft took than is usual.
+
+    Args:
+        drafts: draft seconds of every round; rounds that read the prompt took none.
+    """
+    taken = [seconds for seconds in drafts if seconds > 0]
+    return max(0.0, taken[0] - statistics.median(taken[1:])) if len(taken) > 1 else 0.0

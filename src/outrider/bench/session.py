@@ -1,0 +1,197 @@
+"""One bench from request to result: load once, run, compare, sum up."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from outrider.bench import machine
+from outrider.bench.equality import TIE, Difference, compare, repeats_plain_text
+from outrider.bench.prompts import Row, encode_prompts, form, read_prompts
+from outrider.bench.report import MEANINGS, SCHEMA_VERSION, arm_json, sample_json, summarise
+from outrider.bench.runner import Arm, Models, Sample, Workload, grid, run
+from outrider.drafters.none import NoDraft
+from outrider.errors import ConfigError
+from outrider.sampling.params import SamplingParams
+from outrider.target.backends import load_model, resolve_device, resolve_dtype
+from outrider.target.loading import find
+from outrider.verify import make_verifier
+
+if TYPE_CHECKING:
+    from outrider.cli.options import MethodFlags, ModelFlags
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked to be measured."""
+
+    model: ModelFlags
+    methods: MethodFlags
+    prompts: Path
+    algorithms: tuple[str, ...]
+    temperatures: tuple[float, ...]
+    top_ps: tuple[float, ...]
+    max_tokens: int
+    select: str | None = None
+    limit: int | None = None
+    repeats: int = 1
+    seed: int = 0
+    chat: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        for name, value in (("max_tokens", self.max_tokens), ("repeat", self.repeats), ("limit", self.limit)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
+        for temperature in self.temperatures:
+            for top_p in self.top_ps:
+                SamplingParams(temperature=temperature, top_p=top_p, seed=self.seed)
+
+    def arms(self) -> list[Arm]:
+        """The methods, plain decoding first.
+
+        Raises:
+            ConfigError: an unknown method, a method named twice, or an option out of bounds.
+        """
+        rule = make_verifier(self.methods.verifier)
+        found = [Arm(NoDraft.method, NoDraft(), rule, plain=True)]
+        for name in self.algorithms:
+            plan = self.methods.plan(name, ignore_foreign=True)
+            if plan.config == NoDraft():
+                continue
+            if any(arm.config == plan.config for arm in found):
+                raise ConfigError(f"--algorithms names {plan.config.method} twice")
+            found.append(Arm(plan.config.method, plan.config, plan.verifier))
+        return found
+
+
+def measure(request: Request, begin: Callable[[int], None], advance: Callable[[], None]) -> dict[str, Any]:
+    """Run everything a request asks for.
+
+    Args:
+        request: what to measure.
+        begin: called with the number of runs before the first.
+        advance: called after each run.
+
+    Returns:
+        The result, ready for JSON.
+    """
+    arms, settings = request.arms(), grid(request.temperatures, request.top_ps)
+    rows = read_prompts(request.prompts, request.select, request.limit)
+    request.model.use_threads()
+    models, dtype = _load(request)
+    chat = request.chat if request.chat is not None else bool(models.tokenizer.chat_template)
+    plain = models.engine(arms[0])
+    workload = Workload(
+        prompts=tuple(encode_prompts(plain, rows, chat=chat)),
+        settings=tuple(settings),
+        arms=tuple(arms),
+        max_tokens=request.max_tokens,
+        repeats=request.repeats,
+        seed=request.seed,
+    )
+    begin(workload.runs)
+    bandwidth = machine.read_bandwidth(models.target.device)
+    samples = list(run(models, workload, advance))
+    differences = _differences(models, workload, samples, TIE[dtype])
+    entries = summarise(samples, differences)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "model": _model_facts(request, models, dtype),
+        "machine": machine.facts(),
+        "workload": _workload_facts(request, workload, rows, chat=chat),
+        "algorithms": [arm_json(arm) for arm in arms],
+        "ceiling": _ceiling(machine.parameter_bytes(models.target), bandwidth, entries[0]["tokens_per_s"]),
+        "results": entries,
+        "meanings": MEANINGS,
+        "samples": [sample_json(sample) for sample in samples],
+    }
+
+
+def _load(request: Request) -> tuple[Models, torch.dtype]:
+    """The target and every draft model, each once, in one precision on one device."""
+    flags = request.model
+    device = resolve_device(flags.device)
+    dtype = resolve_dtype(flags.dtype, device)
+    target, tokenizer = load_model(flags.model, backend=flags.backend, dtype=dtype, device=device)
+    drafts = {}
+    for path in request.methods.draft_models:
+        drafts[path], draft_tokenizer = load_model(path, backend=flags.backend, dtype=dtype, device=device)
+        match = tokenizer.compare(draft_tokenizer)
+        if match.kind == "different":
+            raise ConfigError(f"{path} cannot draft for this target: {match.reason}")
+    return Models(target, tokenizer, drafts), dtype
+
+
+def _differences(
+    models: Models, workload: Workload, samples: Sequence[Sample], tie: float
+) -> dict[tuple[str, str], list[Difference]]:
+    """Every text that is not plain decoding's, by setting and method, where the rule promises that it is."""
+    plain = {_key(sample): sample for sample in samples if sample.arm.plain}
+    judge = models.engine(workload.arms[0], workload.cache_rows)
+    found: dict[tuple[str, str], list[Difference]] = {}
+    for sample in samples:
+        if sample.arm.plain or not repeats_plain_text(sample.arm.verifier, sample.setting):
+            continue
+        params = workload.params(sample.prompt, sample.setting, sample.repeat)
+        difference = compare(judge, plain[_key(sample)], sample, params, tie)
+        if difference is not None:
+            found.setdefault((sample.setting.label, sample.arm.name), []).append(difference)
+    return found
+
+
+def _key(sample: Sample) -> tuple[Any, ...]:
+    return sample.prompt.row.number, sample.setting, sample.repeat
+
+
+def _model_facts(request: Request, models: Models, dtype: torch.dtype) -> dict[str, Any]:
+    return _file_facts(request.model.model) | {
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": str(models.target.device),
+        "context_length": models.target.context_length,
+        "parameter_bytes": machine.parameter_bytes(models.target),
+        "row_invariant": models.target.row_invariant,
+        "draft_models": [
+            _file_facts(path) | {"parameter_bytes": machine.parameter_bytes(model)}
+            for path, model in models.drafts.items()
+        ],
+    }
+
+
+def _file_facts(model: str) -> dict[str, Any]:
+    path, name = find(model)
+    files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix == ".safetensors"]
+    return {"name": name, "file_bytes": sum(file.stat().st_size for file in files)}
+
+
+def _workload_facts(request: Request, workload: Workload, rows: Sequence[Row], *, chat: bool) -> dict[str, Any]:
+    return {
+        "file": request.prompts.name,
+        "select": request.select,
+        "limit": request.limit,
+        "prompts": len(rows),
+        "prompt_tokens": sum(len(prompt.token_ids) for prompt in workload.prompts),
+        "max_tokens": request.max_tokens,
+        "repeats": request.repeats,
+        "seed": request.seed,
+        "batch": 1,
+        "settings": [{"temperature": s.temperature, "top_p": s.top_p} for s in workload.settings],
+        "form": form(rows, chat=chat),
+    }
+
+
+def _ceiling(parameters: int | None, bandwidth: float, tokens_per_s: float | None) -> dict[str, Any]:
+    """Plain decoding reads every parameter once a token, so bandwidth bounds it."""
+    most = bandwidth / parameters if parameters else None
+    return {
+        "read_bytes_per_s": bandwidth,
+        "bytes_per_token": parameters,
+        "tokens_per_s": most,
+        "share_reached": tokens_per_s / most if most and tokens_per_s else None,
+    }
