@@ -1,0 +1,93 @@
+"""SmolLM2-135M-Instruct in float32: text is identical with every drafter, greedy and seeded."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+
+import pytest
+import torch
+
+from outrider import LLM, SamplingParams, Speculation
+from outrider.drafters.base import DrafterConfig, config_class, methods
+from outrider.target.backends import load_model
+from outrider.target.base import TargetModel
+from outrider.target.tokenizer import Tokenizer
+from outrider.verify import make_verifier, registered
+from outrider.verify.base import Draws
+
+pytestmark = pytest.mark.real
+
+QUESTIONS = [
+    "Repeat three times: the quick brown fox jumps over the lazy dog.",
+    "Write a Python function that adds two numbers, then write it again with a docstring.",
+    "Name the colours of the rainbow 🌈 and count from 95 to 105.",
+]
+SETTINGS = {
+    "greedy": SamplingParams(max_tokens=40),
+    "seeded": SamplingParams(max_tokens=40, temperature=0.8, top_p=0.95, seed=7),
+    "penalised": SamplingParams(max_tokens=40, temperature=1.0, seed=3, repetition_penalty=1.1, top_k=50),
+}
+
+
+@cache
+def loaded() -> tuple[TargetModel, Tokenizer]:
+    return load_model("SmolLM2-135M", backend="auto", dtype=torch.float32, device=torch.device("cpu"))
+
+
+def serving(speculation: str | DrafterConfig, verifier: str = "coupled") -> LLM:
+    target, tokenizer = loaded()
+    plan = Speculation(speculation, verifier=verifier)
+    return LLM.from_model(target, tokenizer, speculation=plan, draft_models={"itself": target})
+
+
+@cache
+def prompts() -> list[list[int]]:
+    llm = serving("none")
+    return [llm.encode_chat([{"role": "user", "content": question}]) for question in QUESTIONS]
+
+
+@cache
+def plain(setting: str) -> list[tuple[str, tuple[int, ...]]]:
+    llm = serving("none")
+    return [(c.text, c.token_ids) for prompt in prompts() for c in llm.generate(prompt, SETTINGS[setting])]
+
+
+def configs() -> dict[str, DrafterConfig]:
+    """Every method; the model drafts for itself where one is needed."""
+    made = {}
+    for name in methods():
+        found = config_class(name)
+        fields = {item.name for item in dataclasses.fields(found)}  # type: ignore[arg-type]
+        options: dict[str, object] = {"model": "itself"} if "model" in fields else {}
+        options |= {"models": ("itself", "itself")} if "models" in fields else {}
+        options |= {"num_steps": 3} if "num_steps" in fields else {}
+        made[name] = found(**options)
+    return made
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("method", methods())
+def test_text_is_identical(method: str, setting: str) -> None:
+    llm = serving(configs()[method])
+    done = llm.generate(prompts(), SETTINGS[setting])
+    assert [(c.text, c.token_ids) for c in done] == plain(setting)
+    llm.engine.pool.check()
+
+
+@pytest.mark.parametrize("rule", [name for name in registered() if make_verifier(name).draws is not Draws.PERTURBED])
+def test_every_rule_is_greedy_at_temperature_zero(rule: str) -> None:
+    llm = serving(configs()["draft_model"], rule)
+    assert [(c.text, c.token_ids) for c in llm.generate(prompts(), SETTINGS["greedy"])] == plain("greedy")
+
+
+def test_streamed_text_is_the_text() -> None:
+    llm = serving("auto")
+    pieces = list(llm.stream(prompts()[2], SETTINGS["greedy"]))
+    assert "".join(piece.text for piece in pieces) == plain("greedy")[2][0]
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece.text for piece in pieces)
+
+
+def test_acceptance_of_a_model_that_drafts_for_itself_is_one() -> None:
+    done = serving(configs()["draft_model"]).generate(prompts()[1], SETTINGS["seeded"])[0]
+    assert done.speculation.acceptance_rate == 1.0
