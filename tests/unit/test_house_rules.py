@@ -30,6 +30,10 @@ LAYERS = {
 """What each part may import of ours; the engine imports protocols, and nothing imports the engine but its users."""
 
 
+WORDS_OF_OTHERS = {("target/gguf_config.py", "none")}
+"""A file and a word that names a method there only by chance: a file format's kind of rope scaling."""
+
+
 def part_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
@@ -55,7 +59,9 @@ def name_questions(text: str, names: set[str]) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_nobody_asks_a_method_for_its_name(path: Path) -> None:
-    names = {name for name in methods() if name != path.stem} | {rule.replace("-", "_") for rule in registered()}
+    here = path.relative_to(SOURCE).as_posix()
+    names = {name for name in methods() if name != path.stem and (here, name) not in WORDS_OF_OTHERS}
+    names |= {rule.replace("-", "_") for rule in registered()}
     assert list(name_questions(path.read_text(), names)) == []
 
 
