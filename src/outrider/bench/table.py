@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -28,22 +29,22 @@ def show(result: Mapping[str, Any], console: Console) -> None:
 
 
 def _speed(entries: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="Speed and acceptance", title_justify="left")
-    for heading in ("setting", "method", "rule"):
+    rules = ", ".join(dict.fromkeys(entry["verifier"] for entry in entries))
+    table = Table(title=f"Speed and acceptance, rule: {rules}", title_justify="left", box=SIMPLE_HEAD)
+    for heading in ("setting", "method"):
         table.add_column(heading)
-    for heading in ("tokens/s", "speedup", "95 %", "end to end", "α", "α by position", "τ", "identical"):
+    for heading in ("tokens/s", "speedup", "95 %", "end to end", "α", "by position", "τ", "identical"):
         table.add_column(heading, justify="right")
     for entry in entries:
         table.add_row(
             entry["setting"],
             entry["algorithm"],
-            entry["verifier"],
             number(entry["tokens_per_s"], 1),
             times(entry["speedup"]),
             interval(entry["speedup_interval"]),
             times(entry["end_to_end_speedup"]),
             number(entry["acceptance_rate"]) if entry["tested"] else "–",
-            " ".join(number(rate) for rate in entry["acceptance_by_position"][:5]) or "–",
+            " ".join(number(rate) for rate in entry["acceptance_by_position"][:4]) or "–",
             number(entry["mean_accepted_length"]),
             identical(entry["identical"]),
         )
@@ -51,7 +52,7 @@ def _speed(entries: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _costs(entries: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="Where a round's time goes, and what that predicts", title_justify="left")
+    table = Table(title="Where a round's time goes, and what that predicts", title_justify="left", box=SIMPLE_HEAD)
     for heading in ("setting", "method"):
         table.add_column(heading)
     headings = ("rounds", "draft ms", "verify ms", "other ms", "other", "c", "verify cost", "predicted", "with verify")
@@ -75,7 +76,7 @@ def _costs(entries: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _categories(entries: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="By category", title_justify="left")
+    table = Table(title="By category", title_justify="left", box=SIMPLE_HEAD)
     for heading in ("setting", "category", "method"):
         table.add_column(heading)
     for heading in ("prompts", "speedup", "95 %", "α", "τ"):

@@ -118,12 +118,21 @@ class Option(NamedTuple):
         return get_origin(self.kind) is tuple
 
     @property
-    def limits(self) -> str:
-        """Default and bounds, for a person to read."""
-        default = "none" if self.default in ((), "", None) else self.default
+    def shown_default(self) -> str:
+        """The default, for a person to read."""
+        return "none" if self.default in ((), "", None) else str(self.default)
+
+    @property
+    def bounds(self) -> str:
+        """The bounds, for a person to read; empty where the option is not a number."""
         if self.low is None or isinstance(self.default, bool) or not isinstance(self.default, (int, float)):
-            return f"{default}"
-        return f"{default}, {self.low:g} to {self.high:g}" if self.high is not None else f"{default}, from {self.low:g}"
+            return ""
+        return f"from {self.low:g}" if self.high is None else f"{self.low:g} to {self.high:g}"
+
+    @property
+    def limits(self) -> str:
+        """Default and bounds together."""
+        return f"{self.shown_default}, {self.bounds}" if self.bounds else self.shown_default
 
     def value(self, given: Any) -> Any:
         """The option's value, from its flag's.

@@ -16,16 +16,24 @@ if TYPE_CHECKING:
     from outrider.target.tokenizer import Tokenizer
 
 ACCEPTED_STYLE: Final = "green"
+_FILE_WIDTH: Final = 140
 
 
 def screen() -> Console:
     """The console of standard output."""
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    return _console(stderr=False)
 
 
 def side() -> Console:
     """The console of standard error, for what is not the result."""
-    return Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH  # a file has no edge that tables must fit into
+    return console
 
 
 def write_json(value: Any) -> None:

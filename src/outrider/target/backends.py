@@ -59,6 +59,11 @@ _BACKENDS: Final[dict[str, _Loader]] = {"hf": _load_hf}
 _PREFERENCE: Final = ("hf",)
 
 
+def backends() -> list[str]:
+    """Names of every backend, best first."""
+    return list(_PREFERENCE)
+
+
 def load_model(
     model: str | Path, *, backend: str, dtype: torch.dtype, device: torch.device
 ) -> tuple[TargetModel, Tokenizer]:

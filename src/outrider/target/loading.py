@@ -101,11 +101,12 @@ def find(model: str | Path) -> tuple[Path, str]:
         return named, named.stem if named.is_file() else named.name
     if _HUB_ID.fullmatch(str(model)) and path.suffix.lower() != ".gguf":
         return _fetch_from_hub(str(model)), str(model)
-    there = ", ".join(sorted(_named_models())) or "nothing"
+    there = ", ".join(sorted(named_models())) or "nothing"
     raise ModelError(f"there is no model {str(model)!r}: no such path, and {models_folder()} holds {there}")
 
 
-def _named_models() -> dict[str, Path]:
+def named_models() -> dict[str, Path]:
+    """Return every model in the models folder, GGUF files and folders, by name."""
     folder = models_folder()
     if not folder.is_dir():
         return {}
@@ -115,7 +116,7 @@ def _named_models() -> dict[str, Path]:
 
 def _find_by_name(name: str) -> Path | None:
     """Look a name up in the models folder: exact, with or without .gguf, or the beginning of only one."""
-    models = _named_models()
+    models = named_models()
     wanted = name.removesuffix(".gguf")
     if wanted in models:
         return models[wanted]
