@@ -90,18 +90,23 @@ _READ_KEYS = {
 }
 _IGNORED_KEYS = {"vocab_size", "rope.scaling.finetuned", "expert_used_count"}
 
-# rope.scaling.type -> transformers' rope_type and the metadata its parameters come from.
-_ROPE_SCALING = {
-    "none": ("default", {}),
-    "linear": ("linear", {"factor": "rope.scaling.factor"}),
-    "yarn": (
-        "yarn",
-        {
-            "factor": "rope.scaling.factor",
-            "original_max_position_embeddings": "rope.scaling.original_context_length",
-        },
-    ),
-}
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """One value of rope.scaling.type: transformers' rope_type, and the metadata its parameters come from."""
+
+    name: str
+    rope_type: str
+    parameters: dict[str, str] = field(default_factory=dict)
+
+
+_FACTOR = {"factor": "rope.scaling.factor"}
+_ORIGINAL = {"original_max_position_embeddings": "rope.scaling.original_context_length"}
+_ROPE_SCALINGS = (
+    RopeScaling("none", "default"),
+    RopeScaling("linear", "linear", _FACTOR),
+    RopeScaling("yarn", "yarn", _FACTOR | _ORIGINAL),
+)
 
 # Llama 3.1 and later were all released with these; files keep only the resulting factors, checked below.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
@@ -197,19 +202,19 @@ def _rope_parameters(file: GGUFFile, name: str, head_width: int) -> dict[str, ob
     theta = file.number(f"{name}.rope.freq_base", 10000.0)
     if theta <= 0:
         raise file.fail(f"the metadata's '{name}.rope.freq_base' is {theta}; it must be a positive number")
-    scaling = file.text(f"{name}.rope.scaling.type", "none")
-    if scaling not in _ROPE_SCALING:
-        raise file.fail(f"rope scaling {scaling!r} is not supported from GGUF; use the safetensors folder")
+    wanted = file.text(f"{name}.rope.scaling.type", _ROPE_SCALINGS[0].name)
+    scaling = next((known for known in _ROPE_SCALINGS if known.name == wanted), None)
+    if scaling is None:
+        raise file.fail(f"rope scaling {wanted!r} is not supported from GGUF; use the safetensors folder")
     if ROPE_FACTORS in file.tensors:
         return {"rope_theta": theta, **_llama3_scaling(file, theta, head_width)}
-    rope_type, sources = _ROPE_SCALING[scaling]
     found = {}
-    for parameter, key in sources.items():
+    for parameter, key in scaling.parameters.items():
         value = file.metadata.get(f"{name}.{key}")
         if not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise file.fail(f"rope scaling {scaling!r} needs a positive number '{name}.{key}'")
+            raise file.fail(f"rope scaling {wanted!r} needs a positive number '{name}.{key}'")
         found[parameter] = value
-    return {"rope_theta": theta, "rope_type": rope_type, **found}
+    return {"rope_theta": theta, "rope_type": scaling.rope_type, **found}
 
 
 def _llama3_scaling(file: GGUFFile, theta: float, head_width: int) -> dict[str, object]:
