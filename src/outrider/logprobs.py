@@ -21,7 +21,7 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> lis
         return []
     table = torch.log_softmax(logits.float(), dim=1)
     chosen = table.gather(1, torch.tensor(tokens, device=table.device).unsqueeze(1)).squeeze(1).tolist()
-    values, ids = torch.topk(table, top, dim=1)
+    values, ids = torch.topk(table, min(top, table.shape[1]), dim=1)
     return [
         TokenLogprob(token, logprob, tuple(zip(row_ids, row_values, strict=True)))
         for token, logprob, row_ids, row_values in zip(tokens, chosen, ids.tolist(), values.tolist(), strict=True)

@@ -1,0 +1,86 @@
+"""What one decoding round costs as the text grows: the engine's own work must not grow with it.
+
+    python benchmarks/round_cost.py [--model SmolLM2-135M] [--json results/round_cost.json]
+
+Each method decodes after prompts of different length, interleaved.  ``draft`` is the drafter's time, ``other`` all of
+the engine outside the models' passes; ``verify`` is the target's pass, whose attention does read the whole text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from outrider import LLM, SamplingParams
+from outrider.target.backends import load_model
+
+LENGTHS = (200, 4000)
+METHODS = ("none", "ngram", "suffix")
+ROUNDS = 24
+
+
+def milliseconds(llm: LLM, length: int) -> dict[str, list[float]]:
+    """Time of each decoding round by phase, after a prompt of this length."""
+    dice = random.Random(length)
+    phrase = [dice.randrange(1000, 20000) for _ in range(50)]
+    prompt = (phrase * (length // 50 + 1))[:length]
+    engine = llm.engine
+    engine.submit(prompt, SamplingParams(max_tokens=8 * ROUNDS, ignore_eos=True))
+    found: dict[str, list[float]] = {"draft": [], "verify": [], "other": []}
+    while not engine.idle and len(found["other"]) < ROUNDS:
+        before = engine.seconds.copy()
+        progress = engine.step()
+        spent = engine.seconds.minus(before)
+        if spent.rounds:
+            for phase, values in found.items():
+                values.append(1e3 * getattr(spent, phase))
+    for item in progress:
+        engine.cancel(item.request)
+    engine.end_cancelled()
+    return found
+
+
+def main() -> int:
+    """Measure, print a table, end with one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="SmolLM2-135M")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    wishes = parser.parse_args()
+    target, tokenizer = load_model(wishes.model, backend="auto", dtype=torch.float32, device=torch.device("cpu"))
+    arms = {name: LLM.from_model(target, tokenizer, speculation=name) for name in METHODS}
+    seen: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for _ in range(wishes.repeat):
+        for length in LENGTHS:
+            for name, llm in arms.items():
+                into = seen.setdefault((name, length), {"draft": [], "verify": [], "other": []})
+                for phase, values in milliseconds(llm, length).items():
+                    into[phase] += values
+    rows = [
+        {"method": name, "context": length} | {phase: statistics.median(values) for phase, values in phases.items()}
+        for (name, length), phases in seen.items()
+    ]
+    for row in rows:
+        row["engine_share"] = row["other"] / (row["draft"] + row["verify"] + row["other"])
+    table = Table("method", "context", "draft ms", "verify ms", "other ms", "engine's share")
+    for row in sorted(rows, key=lambda row: (row["method"], row["context"])):
+        figures = [f"{row[phase]:.3f}" for phase in ("draft", "verify", "other")]
+        table.add_row(row["method"], str(row["context"]), *figures, f"{row['engine_share']:.1%}")
+    Console().print(table)
+    text = json.dumps({"model": wishes.model, "rounds": ROUNDS * wishes.repeat, "median_ms": rows})
+    if wishes.json:
+        wishes.json.write_text(text + "\n", encoding="utf-8")
+    sys.stdout.write(text + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
