@@ -1,0 +1,75 @@
+"""A drafter that knows the answer and hides it among wrong tokens.
+
+Whatever method the user chose, this one exercises all of the engine on the user's model: trees that branch, accepted
+rows that lie apart in the cache, rejected rows before, beside and after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from outrider.drafters.base import DraftContext, DraftSequence, Needs, Outcome, Workbench
+from outrider.tree import TokenTree
+
+Answers = Mapping[tuple[tuple[int, ...], int], Sequence[int]]
+"""By prompt and seed: the tokens of plain decoding."""
+
+
+@dataclass(frozen=True, eq=False)
+class Decoys:
+    """Config of the drafter; it is not registered, since only an audit can know the answers."""
+
+    answers: Answers
+    depth: int = 4
+    method: ClassVar[str] = "decoys"
+    automatic_rank: ClassVar[int] = 0
+    needs: ClassVar[Needs] = Needs(deterministic=True, branching=True)
+
+    @property
+    def most_nodes(self) -> int:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return 1 + 2 * self.depth
+
+    def build(self, bench: Workbench) -> DecoyDrafter:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return DecoyDrafter(self, bench.vocabulary)
+
+    @classmethod
+    def automatic(cls, draft_models: Sequence[str]) -> Decoys | None:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return None
+
+
+class DecoyDrafter:
+    """Drafts a wrong token and then the right one at every level, to a depth that changes from round to round."""
+
+    needs = Decoys.needs
+
+    def __init__(self, config: Decoys, vocabulary: int) -> None:
+        self._config, self._vocabulary = config, vocabulary
+
+    def propose(self, context: DraftContext) -> list[TokenTree]:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        return [self._tree(sequence) for sequence in context.sequences]
+
+    def _tree(self, sequence: DraftSequence) -> TokenTree:
+        builder, node = sequence.builder(), 0
+        prompt = tuple(sequence.tokens[: sequence.prompt_length])
+        done = len(sequence.tokens) - sequence.prompt_length
+        right = self._config.answers.get((prompt, sequence.sampler.seed), ())[done:]
+        deepest = min(1 + done % self._config.depth, sequence.depth, (sequence.nodes - 1) // 2)
+        for token in right[:deepest]:
+            builder.add(node, (token + 1) % self._vocabulary)
+            node = builder.add(node, token)
+        return builder.build()
+
+    def observe(self, outcome: Outcome) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+
+    def pause(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+
+    def close(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""

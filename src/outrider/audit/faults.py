@@ -1,0 +1,270 @@
+"""Check 4: faults that other engines have had, planted one at a time; an audit that misses one proves nothing.
+
+Each fault replaces one part of an engine by a faulty one; no module is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import torch
+
+from outrider.audit.parts import Parts
+from outrider.drafters.base import DraftContext, Drafter, DraftSequence, Outcome, Proposal
+from outrider.engine import Engine
+from outrider.kv.pool import KVPool, PagedCache
+from outrider.request import Request
+from outrider.sampling.noise import Purpose
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.sampler import Path, RequestSampler
+from outrider.target.base import TargetModel, TargetOutput
+from outrider.tree import SequenceRows, TokenTree, TreeBatch
+from outrider.verify.base import Dice, KeyedDice, Rows, Verdict
+from outrider.verify.block import Block
+from outrider.verify.rejection import Rejection
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault and how it gets into an engine."""
+
+    name: str
+    plant: Callable[[Parts], Parts]
+
+
+class _ForgetfulCache(PagedCache):
+    def commit(self, key: str, start: int, kept: Sequence[int]) -> None:
+        """Copies nothing: the rows of rejected drafts stay where the accepted ones belong."""
+
+
+class _ForgetfulPool(KVPool):
+    def cache(self, model: str) -> PagedCache:
+        """See :class:`outrider.kv.pool.KVPool`."""
+        return self._caches.setdefault(model, _ForgetfulCache(self._pages, self.page_size))
+
+
+def stale_rows(parts: Parts) -> Parts:
+    """Commit moves no row of keys and values."""
+    return replace(parts, pool=_ForgetfulPool)
+
+
+class _ShiftedSiblings:
+    """A target that sees every child but the first of its node one position too late."""
+
+    def __init__(self, target: TargetModel) -> None:
+        self._target = target
+        self.vocabulary, self.context_length = target.vocabulary, target.context_length
+        self.row_invariant, self.device = target.row_invariant, target.device
+
+    def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
+        """See :class:`outrider.target.base.TargetModel`."""
+        positions = batch.positions.clone()
+        for start, sequence in zip(batch.starts, batch.sequences, strict=True):
+            for row in _younger_siblings(sequence):
+                positions[start + row] += 1
+        return self._target.forward(replace(batch, positions=positions), cache, layers)
+
+
+def _younger_siblings(sequence: SequenceRows) -> list[int]:
+    nodes = [node for children in (sequence.tree.children if sequence.tree else ()) for node in children[1:]]
+    rows = (len(sequence.forced) + node - sequence.skip for node in nodes)
+    return [row for row in rows if row >= 0]
+
+
+def shifted_siblings(parts: Parts) -> Parts:
+    """Positions of siblings count on instead of being equal."""
+    return replace(parts, target=_ShiftedSiblings(parts.target))
+
+
+class _PathBlindSampler(RequestSampler):
+    def choose(self, logits: torch.Tensor, paths: Sequence[Path]) -> list[int]:
+        """Judges every row by the committed text alone."""
+        return super().choose(logits, [()] * len(paths))
+
+
+class _PathBlindEngine(Engine):
+    def submit(
+        self, prompt: Sequence[int], params: SamplingParams, *, choice: int = 0, seed: int | None = None
+    ) -> Request:
+        """See :class:`outrider.engine.Engine`."""
+        request = super().submit(prompt, params, choice=choice, seed=seed)
+        request.sampler = _PathBlindSampler(
+            params,
+            seed=request.seed,
+            choice=choice,
+            vocabulary=self.vocabulary,
+            committed=request.inputs,
+            prompt_length=request.prompt_length,
+            end_ids=(),
+        )
+        return request
+
+
+def path_blind_penalties(parts: Parts) -> Parts:
+    """Penalties leave out the drafts on a row's path."""
+    return replace(parts, engine=_PathBlindEngine)
+
+
+class _Wrapped:
+    """A drafter that puts something between another one and the engine."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter, self.needs = drafter, drafter.needs
+
+    def propose(self, context: DraftContext) -> list[TokenTree]:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        return self._drafter.propose(context)
+
+    def observe(self, outcome: Outcome) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        self._drafter.observe(outcome)
+
+    def pause(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        self._drafter.pause(key)
+
+    def close(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        self._drafter.close(key)
+
+
+class _GreedyContext(DraftContext):
+    def pick(
+        self,
+        index: int,
+        logits: torch.Tensor,
+        paths: Sequence[Sequence[int]],
+        nodes: Sequence[int],
+        width: int,
+        source: int = 0,
+    ) -> list[list[Proposal]]:
+        """Takes the most probable token and claims that it was drawn from q."""
+        laws = self.sequences[index].sampler.probabilities(logits, paths)
+        return [[Proposal(int(q.argmax()), float(q.max()), q, ())] for q in laws]
+
+
+class _GreedyDrafter(_Wrapped):
+    def propose(self, context: DraftContext) -> list[TokenTree]:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        return super().propose(_GreedyContext(context.sequences, context.draws))
+
+
+def greedy_drafts_with_q(parts: Parts) -> Parts:
+    """Drafts are the drafter's best tokens, but are tested as if they were drawn from its distribution."""
+    return replace(parts, verifier=Rejection(), wrap=_GreedyDrafter)
+
+
+Anchors = MutableMapping[TokenTree, DraftSequence]
+
+
+class _PositionContext(DraftContext):
+    def pick(
+        self,
+        index: int,
+        logits: torch.Tensor,
+        paths: Sequence[Sequence[int]],
+        nodes: Sequence[int],
+        width: int,
+        source: int = 0,
+    ) -> list[list[Proposal]]:
+        """Names the dice of a draft by the position it would stand at."""
+        sequence, picked = self.sequences[index], []
+        for row, path in zip(logits, paths, strict=True):
+            keyed = replace(sequence, round_number=len(sequence.tokens) + len(path))
+            picked += DraftContext((keyed,), self.draws).pick(0, row.unsqueeze(0), [path], [0], width, source)
+        return picked
+
+
+class _PositionDrafter(_Wrapped):
+    def __init__(self, anchors: Anchors, drafter: Drafter) -> None:
+        super().__init__(drafter)
+        self._anchors = anchors
+
+    def propose(self, context: DraftContext) -> list[TokenTree]:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        trees = super().propose(_PositionContext(context.sequences, context.draws))
+        self._anchors.update(zip(trees, context.sequences, strict=True))
+        return trees
+
+
+class _PositionDice:
+    """Dice that are named by the position of a node."""
+
+    def __init__(self, sequence: DraftSequence, purpose: Purpose) -> None:
+        self._sampler, self._start, self._purpose = sequence.sampler, len(sequence.tokens), purpose
+
+    def coin(self, node: int, probability: float) -> bool:
+        """See :class:`outrider.verify.base.Dice`."""
+        return self._at(node).coin(0, probability)
+
+    def draw(self, node: int, weights: torch.Tensor) -> int:
+        """See :class:`outrider.verify.base.Dice`."""
+        return self._at(node).draw(0, weights)
+
+    def _at(self, node: int) -> Dice:
+        return KeyedDice(self._sampler.seed, self._start + node, self._sampler.choice, self._purpose)
+
+
+@dataclass(frozen=True, eq=False)
+class _FaultyRows:
+    """Rows with some answers replaced."""
+
+    true: Rows
+    probabilities: torch.Tensor
+    sequence: DraftSequence | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        """See :class:`outrider.verify.base.Rows`."""
+        return self.true.tokens
+
+    def dice(self, purpose: Purpose) -> Dice:
+        """See :class:`outrider.verify.base.Rows`."""
+        return self.true.dice(purpose) if self.sequence is None else _PositionDice(self.sequence, purpose)
+
+
+class _PositionBlock(Block):
+    def __init__(self, anchors: Anchors) -> None:
+        self._anchors = anchors
+
+    def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
+        """See :class:`outrider.verify.base.Verifier`."""
+        return super().accept(tree, _FaultyRows(rows, rows.probabilities, self._anchors.get(tree)))
+
+
+def reused_noise(parts: Parts) -> Parts:
+    """Dice are named by position, so those a round has thrown past its end are thrown again by the next."""
+    anchors: Anchors = WeakKeyDictionary()
+    return replace(parts, verifier=_PositionBlock(anchors), wrap=lambda drafter: _PositionDrafter(anchors, drafter))
+
+
+class _DraftBonus(Rejection):
+    def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
+        """See :class:`outrider.verify.base.Verifier`."""
+        p = rows.probabilities.clone()
+        for candidate in tree.candidates:
+            if candidate.q is not None and not tree.children[candidate.node]:
+                p[candidate.node] = candidate.q
+        return super().accept(tree, _FaultyRows(rows, p))
+
+
+def bonus_from_draft(parts: Parts) -> Parts:
+    """The token after the last accepted draft comes from the drafter's row."""
+    return replace(parts, verifier=_DraftBonus())
+
+
+IN_TEXTS: Final = (
+    Fault("stale KV row", stale_rows),
+    Fault("sibling position off by one", shifted_siblings),
+    Fault("penalty without its path", path_blind_penalties),
+)
+"""Faults of the engine's bookkeeping, which show in greedy texts."""
+IN_FREQUENCIES: Final = (
+    Fault("q used for a greedy draft", greedy_drafts_with_q),
+    Fault("reused noise", reused_noise),
+    Fault("bonus taken from the draft row", bonus_from_draft),
+)
+"""Faults of the dice, which show in frequencies."""

@@ -1,0 +1,111 @@
+"""The parts an engine is made of, held apart so that the audit can replace one of them and look what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from outrider.config import SchedulerConfig
+from outrider.drafters.base import Drafter, DrafterConfig, Workbench
+from outrider.engine import Engine
+from outrider.errors import NumericsError
+from outrider.kv.pool import KVPool
+from outrider.request import Request
+from outrider.sampling.params import SamplingParams
+from outrider.target.base import TargetModel
+from outrider.tree import SequenceRows, TreeBatch
+from outrider.verify.base import Verifier
+
+if TYPE_CHECKING:
+    from outrider.target.tokenizer import Tokenizer
+
+Load = Callable[[str], "tuple[TargetModel, Tokenizer | None]"]
+"""Loads a draft model by the name the user gave it."""
+PAGE = 16
+
+
+def _unchanged(drafter: Drafter) -> Drafter:
+    return drafter
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Everything an engine is built from."""
+
+    target: TargetModel
+    tokenizer: Tokenizer | None
+    load: Load
+    config: DrafterConfig
+    verifier: Verifier
+    dtype: torch.dtype = torch.float32
+    pool: type[KVPool] = KVPool
+    engine: Callable[..., Engine] = Engine
+    wrap: Callable[[Drafter], Drafter] = _unchanged
+    """Put around the drafter."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids at or past this are never chosen."""
+        known = self.tokenizer.vocab_size if self.tokenizer else self.target.vocabulary
+        return min(self.target.vocabulary, known)
+
+    def build(self, sequences: int, tokens: int) -> Engine:
+        """An engine with pages for some sequences of some length.
+
+        Args:
+            sequences: most requests side by side.
+            tokens: longest request, output included.
+        """
+        longest = -(-(tokens + 4 * self.config.most_nodes + PAGE) // PAGE) * PAGE
+        pool = self.pool(sequences * longest, PAGE)
+        bench = Workbench(
+            target=self.target,
+            tokenizer=self.tokenizer,
+            pool=pool,
+            draws=self.verifier.draws,
+            dtype=self.dtype,
+            device=self.target.device,
+            vocabulary=self.vocabulary,
+            load=self.load,
+        )
+        return self.engine(
+            target=self.target,
+            tokenizer=None,  # ids alone: the audit lets every text run to its full length
+            pool=pool,
+            drafter=self.wrap(self.config.build(bench)),
+            verifier=self.verifier,
+            config=SchedulerConfig(max_running=sequences),
+            most_nodes=self.config.most_nodes,
+            vocabulary=self.vocabulary,
+        )
+
+    def complete(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Request]:
+        """Complete prompts side by side.
+
+        Raises:
+            NumericsError: the target's logits hold NaN or infinity.
+        """
+        longest = max(len(prompt) + (wish.max_tokens or 0) for prompt, wish in zip(prompts, params, strict=True))
+        engine = self.build(len(prompts), longest)
+        requests = [engine.submit(prompt, wish) for prompt, wish in zip(prompts, params, strict=True)]
+        while not engine.idle:
+            engine.step()
+        for request in requests:
+            if request.error is not None:
+                raise NumericsError(request.error)
+        return requests
+
+
+def rows_after(target: TargetModel, rows: SequenceRows) -> torch.Tensor:
+    """The target's logits after every node of one sequence's tree, computed on pages of its own.
+
+    Returns:
+        float [nodes, vocabulary].
+    """
+    cache = KVPool(-(-(rows.context + rows.rows) // PAGE) * PAGE, PAGE).cache("rows")
+    cache.extend(rows.key, rows.context + rows.rows)
+    batch = TreeBatch.pack([rows], target.device)
+    return batch.tree_logits(target.forward(batch, cache).logits, 0).float()

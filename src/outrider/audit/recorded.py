@@ -1,0 +1,225 @@
+"""Models whose rows were computed once: the redraws of the chi-square checks look them up.
+
+A recording holds, for one prefix, the rows of every text of a few tokens that can follow it when each row keeps only
+its most probable tokens; after those few tokens the text begins anew at the prefix.  That is a model in its own right,
+made of the user's own rows: its vocabulary is small, a long text is thousands of independent draws from a law that can
+be enumerated, and drafts run over the seams at whatever depth the method likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+
+from outrider.audit.parts import rows_after
+from outrider.engine import Engine
+from outrider.kv.pool import LayerStore, PagedCache
+from outrider.request import Request
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.sampler import Path, RequestSampler
+from outrider.target.base import TargetModel, TargetOutput
+from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder
+
+START: Final = 0
+DEAD: Final = 1
+"""The state of texts that no truncated model produces.  Its row may be read, but can decide nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """Texts that can follow one prefix, numbered as states, and each model's row in every state."""
+
+    prompt: tuple[int, ...]
+    """The prefix in the recording's own token ids."""
+    length: int
+    """Tokens after which the text begins anew."""
+    after: Mapping[tuple[int, int], int]
+    """(state, token) → state."""
+    root: int
+    """The state after the whole prefix."""
+    rows: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """By model: float32 [states, vocabulary]; minus infinity where the truncated model cannot go."""
+
+    def model(self, name: str) -> RecordedModel:
+        """One of the models."""
+        return RecordedModel(self, self.rows[name])
+
+    def with_model(self, name: str, rows: torch.Tensor) -> Recording:
+        """The same with another model."""
+        return replace(self, rows={**self.rows, name: rows})
+
+    def law(self, name: str, temperature: float) -> dict[tuple[int, ...], float]:
+        """The exact probability of every text of ``length`` tokens after the prefix."""
+        p = torch.softmax(self.rows[name].double() / temperature, dim=1)
+        texts: dict[tuple[int, ...], tuple[float, int]] = {(): (1.0, self.root)}
+        for _ in range(self.length):
+            texts = {
+                (*text, token): (chance * float(p[state, token]), self.after[state, token])
+                for text, (chance, state) in texts.items()
+                for token in torch.nonzero(p[state]).flatten().tolist()
+            }
+        return {text: chance for text, (chance, _) in texts.items()}
+
+    def numbered(self) -> Recording:
+        """The same laws with rows that say their own number: a row's best logit is minus its place in :meth:`laws`.
+
+        Adding a constant to a row changes nothing but lets the sampler recognise it.
+        """
+        numbered, first = {}, 0
+        for name, rows in self.rows.items():
+            places = torch.arange(first, first + len(rows)).unsqueeze(1)
+            numbered[name] = rows - rows.amax(dim=1, keepdim=True) - places
+            first += len(rows)
+        return replace(self, rows=numbered)
+
+    def laws(self, params: SamplingParams) -> torch.Tensor:
+        """What the sampler makes of every row of every model, float64 [rows, vocabulary]."""
+        rows = torch.cat(list(self.rows.values()))
+        sampler = RequestSampler(
+            params, seed=0, choice=0, vocabulary=rows.shape[1], committed=(), prompt_length=0, end_ids=()
+        )
+        return sampler.probabilities(rows, [()] * len(rows))
+
+
+class RecordedModel:
+    """A recorded model behind the target protocol.
+
+    It keeps the state of every row in the cache it is given and reads a row's parent from there, so a row that a
+    commit left stale or moved wrongly leads to a wrong distribution here just as it does in a real model.
+    """
+
+    row_invariant = True
+    device = torch.device("cpu")
+    context_length = 65536
+
+    def __init__(self, recording: Recording, rows: torch.Tensor) -> None:
+        self._after, self._rows, self.vocabulary = recording.after, rows, rows.shape[1]
+
+    def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
+        """See :class:`outrider.target.base.TargetModel`."""
+        none = torch.zeros(1, 1, 1, dtype=torch.float64)
+        store = cache.layers.setdefault(0, LayerStore(cache.slots, none, none)).keys[0, :, 0]
+        found: list[int] = []
+        written: list[torch.Tensor] = []
+        for sequence in batch.sequences:
+            first = sequence.context + sequence.skip
+            slots = cache.table(sequence.key).slots(0, sequence.context + sequence.tail)
+            before = store[slots[max(0, sequence.context - 1) : first]].tolist() if first else []
+            states = [*([] if sequence.context else [START]), *map(int, before)]
+            self._walk(sequence, states)
+            found += states[1 + sequence.skip :]
+            written.append(slots[first:])
+        store[torch.cat(written)] = torch.tensor(found, dtype=torch.float64)
+        return TargetOutput(self._rows[torch.tensor(found)[batch.wanted]], {})
+
+    def _walk(self, sequence: SequenceRows, states: list[int]) -> None:
+        """Append the state of every new row; ``states`` begins with the one before the layout's first row."""
+        forced, tokens = len(sequence.forced), sequence.tail_tokens
+        parents = sequence.tree.parents if sequence.tree else ()
+        for row in range(sequence.skip, len(tokens)):
+            parent = row - 1 if row <= forced else forced + parents[row - forced]
+            states.append(self._after.get((states[1 + parent], tokens[row]), DEAD))
+
+
+class RecordedSampler(RequestSampler):
+    """A sampler that recognises numbered rows, so that no row is turned into a distribution twice."""
+
+    laws: torch.Tensor
+
+    def probabilities(self, logits: torch.Tensor, paths: Sequence[Path]) -> torch.Tensor:
+        """See :class:`outrider.sampling.sampler.RequestSampler`."""
+        return self.laws[(-logits.amax(dim=1)).round().long()]
+
+
+class RecordedEngine(Engine):
+    """An engine whose requests look up their distributions.
+
+    Args:
+        laws: see :meth:`Recording.laws`.
+        parts: see :class:`outrider.engine.Engine`.
+    """
+
+    def __init__(self, laws: torch.Tensor, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._laws = laws
+
+    def submit(
+        self, prompt: Sequence[int], params: SamplingParams, *, choice: int = 0, seed: int | None = None
+    ) -> Request:
+        """See :class:`outrider.engine.Engine`."""
+        request = super().submit(prompt, params, choice=choice, seed=seed)
+        sampler = RecordedSampler(
+            params,
+            seed=request.seed,
+            choice=choice,
+            vocabulary=self.vocabulary,
+            committed=request.inputs,
+            prompt_length=request.prompt_length,
+            end_ids=(),
+        )
+        sampler.laws = self._laws
+        request.sampler = sampler
+        return request
+
+
+def record(
+    models: Mapping[str, TargetModel], prefix: Sequence[int], *, length: int, width: int, vocabulary: int
+) -> Recording:
+    """Compute every row that redrawn tokens can need.
+
+    Args:
+        models: the target and whatever drafts for it.
+        prefix: token ids.
+        length: tokens after which the text begins anew.
+        width: most probable tokens a row keeps.
+        vocabulary: token ids at or past this are left out.
+    """
+    builder = TreeBuilder(prefix[-1])
+    kept: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in models}
+    first = 0
+    for _ in range(length):
+        tree = builder.build()
+        followers: list[set[int]] = [set() for _ in range(len(tree) - first)]
+        for name, model in models.items():
+            rows = _rows(model, prefix, tree)[first:, :vocabulary]
+            for place, row in enumerate(rows):
+                values, ids = torch.topk(row, min(width, len(row)))
+                kept[name].append((values, ids))
+                followers[place].update(ids.tolist())
+        for place, tokens in enumerate(followers):
+            for token in sorted(tokens):
+                builder.add(first + place, token)
+        first = len(tree)
+    return _relabelled(prefix, builder.build(), kept, length)
+
+
+def _rows(model: TargetModel, prefix: Sequence[int], tree: TokenTree) -> torch.Tensor:
+    return rows_after(model, SequenceRows("prefix", 0, tuple(prefix[:-1]), tree)).cpu()
+
+
+def _relabelled(
+    prefix: Sequence[int],
+    tree: TokenTree,
+    kept: Mapping[str, Sequence[tuple[torch.Tensor, torch.Tensor]]],
+    length: int,
+) -> Recording:
+    """Number tokens and states anew, so that a row is no wider than the tokens that occur."""
+    label = {token: index for index, token in enumerate(sorted({*prefix, *tree.tokens}))}
+    prompt = tuple(label[token] for token in prefix)
+    root = DEAD + len(prompt)
+    after = {(START, prompt[0]): DEAD + 1}
+    after |= {(DEAD + place, token): DEAD + place + 1 for place, token in enumerate(prompt[1:], start=1)}
+    for node in range(1, len(tree)):
+        state = root + node if tree.depths[node] < length else root
+        after[root + tree.parents[node], label[tree.tokens[node]]] = state
+    rows = {}
+    for name, found in kept.items():
+        table = torch.full((root + len(found), len(label)), -torch.inf)
+        table[:root, prompt[-1]] = 0.0
+        for node, (values, ids) in enumerate(found):
+            table[root + node, torch.tensor([label[token] for token in ids.tolist()])] = values
+        rows[name] = table
+    return Recording(prompt, length, after, root, rows)

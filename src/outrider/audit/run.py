@@ -1,0 +1,112 @@
+"""A whole audit, check after check."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from rich.progress import Progress
+
+from outrider.audit.frequencies import Here, Workers
+from outrider.audit.parts import Load, Parts
+from outrider.audit.report import CheckResult, FaultResult, Report
+from outrider.audit.stages import FALSE_ALARM, Effort, FrequencyStages, TextStages
+from outrider.errors import ConfigError
+from outrider.target.base import TargetModel
+from outrider.verify import Verifier, registered
+
+if TYPE_CHECKING:
+    from outrider.target.tokenizer import Tokenizer
+
+
+class NotingLoader:
+    """Loads each draft model once and remembers which were asked for."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._found: dict[str, tuple[TargetModel, Tokenizer | None]] = {}
+
+    def __call__(self, name: str) -> tuple[TargetModel, Tokenizer | None]:
+        """The model of a name."""
+        if name not in self._found:
+            self._found[name] = self._load(name)
+        return self._found[name]
+
+    @property
+    def models(self) -> dict[str, TargetModel]:
+        """Every model that was asked for, by name."""
+        return {name: model for name, (model, _) in self._found.items()}
+
+
+def check_lossless(verifier: Verifier) -> None:
+    """Refuse a rule that does not promise what an audit proves.
+
+    Raises:
+        ConfigError: naming the rules that do.
+    """
+    if not verifier.lossless:
+        exact = ", ".join(name for name, rule in registered().items() if rule.lossless)
+        raise ConfigError(f"verifier {verifier.name!r} does not promise to be lossless; audit one of: {exact}")
+
+
+def audit(
+    parts: Parts,
+    prompts: Sequence[Sequence[int]],
+    *,
+    model: str,
+    effort: Effort | None = None,
+    progress: bool = False,
+) -> Report:
+    """Prove that an engine is lossless, or show where it is not.
+
+    Args:
+        parts: the user's engine.
+        prompts: token ids.
+        model: the model's name, for the report.
+        effort: how much to do.
+        progress: show a progress bar.
+
+    Raises:
+        ConfigError: the acceptance rule does not promise to be lossless.
+        RequestError: a prompt is empty or leaves no room for output.
+    """
+    check_lossless(parts.verifier)
+    effort, began = effort or Effort(), time.perf_counter()
+    loader = NotingLoader(parts.load)
+    parts = replace(parts, load=loader)
+    parts.build(1, 1)  # loads the draft models
+    checks: list[CheckResult] = []
+    faults: list[FaultResult] = []
+    with Progress(disable=not progress, transient=True) as bar, _workers(effort.workers) as workers:
+        texts = TextStages(parts, prompts, effort)
+        frequencies = FrequencyStages(parts, prompts, effort, loader.models, workers)
+        stages = [*texts.stages(), *frequencies.stages()]
+        task = bar.add_task("auditing", total=len(stages))
+        for stage in stages:
+            bar.update(task, description=stage.name)
+            result = stage.run()
+            if isinstance(result, FaultResult):
+                faults.append(result)
+            else:
+                checks.append(result)
+            bar.advance(task)
+    seconds = time.perf_counter() - began
+    names = {"model": model, "algorithm": parts.config.method, "verifier": parts.verifier.name}
+    return Report(**names, checks=tuple(checks), faults=tuple(faults), false_alarm=FALSE_ALARM, seconds=seconds)
+
+
+@contextmanager
+def _workers(count: int) -> Iterator[Workers]:
+    if count == 0:
+        yield Here()
+        return
+    # Threads of torch do not survive a fork, so the processes begin afresh.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        yield pool

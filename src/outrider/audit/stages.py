@@ -1,0 +1,223 @@
+"""What an audit does, one stage after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Final
+
+import torch
+
+from outrider.audit.equality import GREEDY, PENALTIES, SAMPLED, Batch, Setting, check_texts, decode_plainly, with_decoys
+from outrider.audit.faults import IN_FREQUENCIES, IN_TEXTS, Fault
+from outrider.audit.frequencies import ITSELF, TARGET, Redraw, Workers, caught_after, check_frequencies
+from outrider.audit.parts import Parts, rows_after
+from outrider.audit.recorded import Recording, record
+from outrider.audit.report import CheckResult, FaultResult
+from outrider.config import Speculation
+from outrider.drafters.base import DrafterConfig
+from outrider.drafters.draft_model import DraftModel
+from outrider.errors import ConfigError
+from outrider.target.base import TargetModel
+from outrider.tree import SequenceRows, root_only
+from outrider.verify import Verifier, check_exact, make_verifier, registered
+from outrider.verify.base import Draws
+
+FALSE_ALARM: Final = 1e-6
+"""Odds that an audit of a lossless engine fails by chance, all its tests together."""
+TARGET_ONLY: Final = frozenset({Draws.PERTURBED, Draws.ARGMAX})
+"""Under these a text is a function of target, prompt, parameters and seed; other rules throw dice of their own."""
+TEXT_LENGTH: Final = 3
+"""Tokens whose joint frequencies are compared."""
+WIDTH: Final = 6
+"""Most probable tokens a recorded row keeps."""
+LONGEST_PREFIX: Final = 64
+TEMPERATURES: Final = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
+EVEN: Final = 30.0
+"""The temperature is raised until the texts are as hard to guess as this many equally likely ones."""
+SHARE: Final = 10
+"""A rule that throws no dice of its own is redrawn this many times less: every draw chooses among all tokens anew."""
+SEEDS_APART: Final = 2**24
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much an audit does."""
+
+    tokens: int = 48
+    """Tokens per text."""
+    draws: int = 100_000
+    """Redrawn texts per chi-square test."""
+    exact: bool = False
+    """Demand equal tokens where the backend itself does not promise them."""
+    seed: int = 0
+    workers: int = 0
+    """Processes that redraw; 0 redraws in this one."""
+
+    def __post_init__(self) -> None:
+        """Refuse values out of bounds."""
+        for name, low in (("tokens", 8), ("draws", 1000), ("seed", 0), ("workers", 0)):
+            if getattr(self, name) < low:
+                raise ConfigError(f"{name} must be at least {low}, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One check or one planted fault."""
+
+    name: str
+    run: Callable[[], CheckResult | FaultResult]
+
+
+class TextStages:
+    """Greedy and seeded texts against plain decoding, and the faults that show there."""
+
+    def __init__(self, parts: Parts, prompts: Sequence[Sequence[int]], effort: Effort) -> None:
+        self._parts, self._prompts, self._effort = parts, prompts, effort
+        self._exact = effort.exact or parts.target.row_invariant
+        self._plain: dict[str, Batch] = {}
+        # Texts repeat under rules that add no dice; where the user's own does, the default rule is compared instead.
+        repeats = parts.verifier.draws in TARGET_ONLY
+        self._default = replace(parts, verifier=make_verifier(Speculation().verifier))
+        self._seeded = parts if repeats else self._default
+
+    def stages(self) -> list[Stage]:
+        """Everything there is to do."""
+        found = []
+        for setting in (GREEDY, PENALTIES, *SAMPLED):
+            engine = self._parts if setting.params.greedy else self._seeded
+            name = f"{setting.name}: {engine.config.method}, {engine.verifier.name}"
+            found.append(Stage(name, partial(self._method, name, engine, setting)))
+            name = f"{setting.name}: decoy trees"
+            found.append(Stage(name, partial(self._decoys, name, setting, None)))
+        return found + [Stage(fault.name, partial(self._plant, fault)) for fault in IN_TEXTS]
+
+    def _batch(self, setting: Setting) -> Batch:
+        if setting.name not in self._plain:
+            self._plain[setting.name] = decode_plainly(
+                self._parts, setting, self._prompts, tokens=self._effort.tokens, seed=self._effort.seed
+            )
+        return self._plain[setting.name]
+
+    def _method(self, name: str, engine: Parts, setting: Setting) -> CheckResult:
+        return check_texts(name, self._parts, engine, self._batch(setting), exact=self._exact)
+
+    def _decoys(self, name: str, setting: Setting, fault: Fault | None) -> CheckResult:
+        batch = self._batch(setting)
+        engine = with_decoys(self._default, batch)
+        return check_texts(name, self._parts, fault.plant(engine) if fault else engine, batch, exact=self._exact)
+
+    def _plant(self, fault: Fault) -> FaultResult:
+        for setting in (GREEDY, PENALTIES):
+            name = f"{setting.name}: decoy trees"
+            result = self._decoys(name, setting, fault)
+            if not result.passed:
+                return FaultResult(fault.name, True, name, result.detail)
+        return FaultResult(fault.name, False, "", "every text was plain decoding's")
+
+
+class FrequencyStages:
+    """Frequencies under the ratio rules, and the faults that show there.
+
+    Args:
+        parts: the user's engine.
+        prompts: token ids; the one with the least certain continuation is the prefix.
+        effort: how much to do.
+        models: draft models by name.
+        workers: who redraws.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        prompts: Sequence[Sequence[int]],
+        effort: Effort,
+        models: Mapping[str, TargetModel],
+        workers: Workers,
+    ) -> None:
+        self._parts, self._prompts, self._effort = parts, prompts, effort
+        self._models, self._workers = models, workers
+
+    def stages(self) -> list[Stage]:
+        """Everything there is to do."""
+        tests = list(self._tests())
+        alarm = FALSE_ALARM / len(tests)
+        found = []
+        for number, (config, rule) in enumerate(tests, start=1):
+            drafts = config.method if config is self._parts.config else "the target itself"
+            name = f"frequencies: {rule.name}, {drafts}"
+            found.append(Stage(name, partial(self._check, name, config, rule, number, alarm)))
+        return found + [
+            Stage(fault.name, partial(self._plant, fault, number, alarm))
+            for number, fault in enumerate(IN_FREQUENCIES, start=len(tests) + 1)
+        ]
+
+    def _tests(self) -> list[tuple[DrafterConfig, Verifier]]:
+        rules = [rule() for rule in registered().values()]
+        ratio = [rule for rule in rules if rule.lossless and rule.draws not in TARGET_ONLY]
+        config, chosen = self._parts.config, self._parts.verifier
+        tests: list[tuple[DrafterConfig, Verifier]] = []
+        if not config.needs.hidden_layers:  # a recording has rows of logits, none of hidden states
+            tests += [(config, chosen)] if chosen.draws in TARGET_ONLY else []
+            tests += [(config, rule) for rule in ratio if config.most_nodes > 1 and _is_exact(config, rule)]
+        return tests + [(_self_draft(2 if rule.trees else 1), rule) for rule in ratio]
+
+    @cached_property
+    def _recording(self) -> Recording:
+        prefix = _least_certain(self._parts, [prompt[-LONGEST_PREFIX:] for prompt in self._prompts])
+        models = {TARGET: self._parts.target, **self._models}
+        found = record(models, prefix, length=TEXT_LENGTH, width=WIDTH, vocabulary=self._parts.vocabulary)
+        return found.with_model(ITSELF, found.rows[TARGET] * 0.5).numbered()
+
+    @cached_property
+    def _temperature(self) -> float:
+        for temperature in TEMPERATURES:
+            law = self._recording.law(TARGET, temperature).values()
+            if math.exp(-sum(p * math.log(p) for p in law if p > 0.0)) >= EVEN:
+                return temperature
+        return TEMPERATURES[-1]
+
+    def _redraw(self, config: DrafterConfig, rule: Verifier, number: int) -> Redraw:
+        seed = self._effort.seed + number * SEEDS_APART
+        return Redraw(self._recording, config, rule, self._temperature, seed)
+
+    def _check(self, name: str, config: DrafterConfig, rule: Verifier, number: int, alarm: float) -> CheckResult:
+        draws = self._effort.draws // (SHARE if rule.draws in TARGET_ONLY else 1)
+        return check_frequencies(name, self._redraw(config, rule, number), draws, alarm, self._workers)
+
+    def _plant(self, fault: Fault, number: int, alarm: float) -> FaultResult:
+        # The fault brings its rule along; any that draws independently lets the drafter be built.
+        redraw = replace(self._redraw(_self_draft(1), self._parts.verifier, number), plant=fault.plant)
+        abreast = max(1, self._effort.workers)
+        draws, fit = caught_after(redraw, self._effort.draws, alarm, self._workers, abreast)
+        caught = fit.p_value < alarm
+        by = "frequencies, the target itself" if caught else ""
+        return FaultResult(fault.name, caught, by, f"p {fit.p_value:.1g} after {draws:,} draws")
+
+
+def _is_exact(config: DrafterConfig, rule: Verifier) -> bool:
+    needs = config.needs
+    try:
+        check_exact(
+            rule, config.method, branching=needs.branching, merged=needs.merged, deterministic=needs.deterministic
+        )
+    except ConfigError:
+        return False
+    return True
+
+
+def _self_draft(topk: int) -> DraftModel:
+    return DraftModel(model=ITSELF, num_steps=3, topk=topk)
+
+
+def _least_certain(parts: Parts, prompts: Sequence[Sequence[int]]) -> Sequence[int]:
+    """The prompt whose next token is hardest to guess."""
+
+    def entropy(prompt: Sequence[int]) -> float:
+        row = rows_after(parts.target, SequenceRows("prompt", 0, tuple(prompt[:-1]), root_only(prompt[-1])))[0]
+        p = torch.softmax(torch.topk(row[: parts.vocabulary], min(WIDTH, parts.vocabulary)).values.double(), 0)
+        return float(-(p * torch.log(p)).sum())
+
+    return max(prompts, key=entropy)
