@@ -6,7 +6,8 @@ Written against transformers 5.24: the model call, the attention interface, and 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.utils import logging as hf_logging
 
 from outrider.errors import ModelError
 from outrider.target.pass_plan import AttentionCall, Reach
@@ -236,15 +238,28 @@ def load_folder(
     folder: Path, config: Any, dtype: torch.dtype, attention: str
 ) -> tuple[torch.nn.Module, list[str]]:
     """Load a causal model from a folder of safetensors; also returns the parameters the files hold nothing for."""
-    module, report = AutoModelForCausalLM.from_pretrained(
-        folder,
-        config=config,
-        dtype=dtype,
-        attn_implementation=attention,
-        local_files_only=True,
-        output_loading_info=True,
-    )
+    with _no_progress_bar():
+        module, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention,
+            local_files_only=True,
+            output_loading_info=True,
+        )
     return module, sorted(report["missing_keys"])
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Keep the loader's bar off standard error, where only what the user must know belongs."""
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            hf_logging.enable_progress_bar()
 
 
 def load_folder_tokenizer(folder: Path) -> tuple[Any, int | None, int | None, str | None]:
