@@ -122,4 +122,5 @@ class Conversation:
             except KeyboardInterrupt:
                 choice = None
         self._console.print()
+        self._console.file.flush()
         return said, choice

@@ -1,0 +1,85 @@
+"""``outrider audit``: prove on the user's own model that speculation changes nothing."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from outrider.cli import output
+from outrider.cli.options import SPECULATION, ModelFlags, SpeculationFlags
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.audit import Parts, Report
+    from outrider.cli.options import Plan
+
+FAILED = 1
+
+
+def audit(
+    *,
+    model: ModelFlags,
+    speculation: SpeculationFlags = SPECULATION,
+    prompts: Path | None = None,
+    exact: Annotated[bool, Parameter(negative="")] = False,
+    max_tokens: int = 48,
+    draws: int = 100_000,
+    seed: int = 0,
+    workers: int | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Prove on your own model that speculation changes nothing.
+
+    Args:
+        model: which model, and how it is run.
+        speculation: how to speculate.
+        prompts: JSONL file of prompts, each line with "prompt", "text" or "turns"; by default a dozen of its own.
+        exact: demand equal tokens even where the backend promises them only up to ties.
+        max_tokens: tokens of each text that is compared.
+        draws: texts drawn for each chi-square test.
+        seed: first seed; the same seed repeats the audit.
+        workers: processes that draw; by default one per CPU, 0 draws in this process.
+        as_json: print one JSON object as the last line.
+    """
+    from outrider.audit import BUILT_IN, Effort, check_lossless, read_prompts
+    from outrider.audit import audit as run  # takes seconds, which --help and bad flags need not wait for
+
+    plan = speculation.chosen()
+    check_lossless(plan.verifier)
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    effort = Effort(max_tokens, draws, exact, seed, cpus if workers is None else workers)
+    texts = read_prompts(prompts) if prompts else BUILT_IN
+    parts = _load(model, plan)
+    if parts.tokenizer is None:
+        raise ConfigError("this model has no tokenizer, which an audit needs for its prompts")
+    encoded = [parts.tokenizer.encode(text) for text in texts]
+    report = run(parts, encoded, model=model.model, effort=effort, progress=sys.stderr.isatty())
+    _print(report, as_json)
+    return 0 if report.passed else FAILED
+
+
+def _load(flags: ModelFlags, plan: Plan) -> Parts:
+    """The engine's parts, every model loaded as for any other subcommand and only once."""
+    from outrider.audit import Parts
+    from outrider.target.backends import load_model, resolve_device, resolve_dtype
+
+    flags.use_threads()
+    device = resolve_device(flags.device)
+    dtype = resolve_dtype(flags.dtype, device)
+    load = functools.cache(functools.partial(load_model, backend=flags.backend, dtype=dtype, device=device))
+    target, tokenizer = load(flags.model)
+    return Parts(target, tokenizer, load, plan.config, plan.verifier, dtype)
+
+
+def _print(report: Report, as_json: bool) -> None:
+    screen = output.screen()
+    for table in report.tables():
+        screen.print(table)
+    screen.print(report.summary())
+    if as_json:
+        output.write_json(report.to_json())
