@@ -209,9 +209,19 @@ def sample_json(sample: Sample) -> dict[str, Any]:
     }
 
 
-def arm_json(arm: Arm) -> dict[str, Any]:
-    """One method with every option in effect; a model is named by its file, not by where it lies."""
+def arm_json(arm: Arm, names: Mapping[str, str]) -> dict[str, Any]:
+    """One method with every option in effect.
+
+    Args:
+        arm: the method.
+        names: what to call each draft model, by the path it was given as.
+    """
     values = {item.name: getattr(arm.config, item.name) for item in dataclasses.fields(arm.config)}  # type: ignore[arg-type]
+    for name, value in values.items():
+        if isinstance(value, tuple):
+            values[name] = [names.get(part, part) for part in value]
+        elif isinstance(value, str):
+            values[name] = names.get(value, value)
     return {"name": arm.name, "method": arm.config.method, "verifier": arm.verifier.name, "options": values}
 
 

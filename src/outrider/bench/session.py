@@ -16,7 +16,7 @@ from outrider.bench.prompts import Row, encode_prompts, form, read_prompts
 from outrider.bench.report import MEANINGS, SCHEMA_VERSION, arm_json, sample_json, summarise
 from outrider.bench.runner import Arm, Models, Sample, Workload, grid, run
 from outrider.drafters.none import NoDraft
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, RequestError
 from outrider.sampling.params import SamplingParams
 from outrider.target.backends import load_model, resolve_device, resolve_dtype
 from outrider.target.loading import find
@@ -95,6 +95,7 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
         repeats=request.repeats,
         seed=request.seed,
     )
+    _check_lengths(workload, models.target.context_length)
     begin(workload.runs)
     before = machine.read_bandwidth(models.target.device)
     samples = list(run(models, workload, advance))
@@ -107,7 +108,7 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
         "model": _model_facts(request, models, dtype),
         "machine": machine.facts(),
         "workload": _workload_facts(request, workload, rows, chat=chat),
-        "algorithms": [arm_json(arm) for arm in arms],
+        "algorithms": [arm_json(arm, {path: find(path)[1] for path in models.drafts}) for arm in arms],
         "ceiling": _ceiling(machine.bytes_per_token(models.target), bandwidth, entries[0]["tokens_per_s"]),
         "results": entries,
         "meanings": MEANINGS,
@@ -128,6 +129,16 @@ def _load(request: Request) -> tuple[Models, torch.dtype]:
         if match.kind == "different":
             raise ConfigError(f"{path} cannot draft for this target: {match.reason}")
     return Models(target, tokenizer, drafts), dtype
+
+
+def _check_lengths(workload: Workload, context_length: int) -> None:
+    """Refuse a prompt that cannot be served before anything is run."""
+    for prompt in workload.prompts:
+        if len(prompt.token_ids) >= context_length:
+            raise RequestError(
+                f"prompt {prompt.row.id} has {len(prompt.token_ids)} tokens, but the context holds {context_length}; "
+                "leave it out with --select"
+            )
 
 
 def _differences(

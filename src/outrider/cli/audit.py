@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
@@ -18,19 +19,40 @@ if TYPE_CHECKING:
     from outrider.audit import Parts, Report
     from outrider.cli.options import Plan
 
-FAILED = 1
+FAILED: Final = 1
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class EffortFlags:
+    """How much is checked."""
+
+    prompts: Path | None = None
+    """JSONL file of prompts, each line with "prompt", "text" or "turns"; by default a dozen built-in ones."""
+    exact: Annotated[bool, Parameter(negative="")] = False
+    """Demand equal tokens even where the backend promises them only up to ties."""
+    max_tokens: int = 48
+    """Tokens of each text that is compared."""
+    draws: int = 100_000
+    """Texts drawn for each chi-square test."""
+    seed: int = 0
+    """The first seed; the same seed repeats the audit."""
+    workers: int | None = None
+    """Processes that draw; by default one per CPU; 0 draws in the main process."""
+
+    @property
+    def processes(self) -> int:
+        """How many processes draw."""
+        if self.workers is not None:
+            return self.workers
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def audit(
     *,
     model: ModelFlags,
     speculation: SpeculationFlags = SPECULATION,
-    prompts: Path | None = None,
-    exact: Annotated[bool, Parameter(negative="")] = False,
-    max_tokens: int = 48,
-    draws: int = 100_000,
-    seed: int = 0,
-    workers: int | None = None,
+    effort: EffortFlags = EffortFlags(),  # noqa: B008 - frozen
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
     """Prove on your own model that speculation changes nothing.
@@ -38,12 +60,7 @@ def audit(
     Args:
         model: which model, and how it is run.
         speculation: how to speculate.
-        prompts: JSONL file of prompts, each line with "prompt", "text" or "turns"; by default a dozen of its own.
-        exact: demand equal tokens even where the backend promises them only up to ties.
-        max_tokens: tokens of each text that is compared.
-        draws: texts drawn for each chi-square test.
-        seed: first seed; the same seed repeats the audit.
-        workers: processes that draw; by default one per CPU, 0 draws in this process.
+        effort: how much is checked.
         as_json: print one JSON object as the last line.
     """
     from outrider.audit import BUILT_IN, Effort, check_lossless, read_prompts
@@ -51,14 +68,13 @@ def audit(
 
     plan = speculation.chosen()
     check_lossless(plan.verifier)
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    effort = Effort(max_tokens, draws, exact, seed, cpus if workers is None else workers)
-    texts = read_prompts(prompts) if prompts else BUILT_IN
+    amount = Effort(effort.max_tokens, effort.draws, effort.exact, effort.seed, effort.processes)
+    texts = read_prompts(effort.prompts) if effort.prompts else BUILT_IN
     parts = _load(model, plan)
     if parts.tokenizer is None:
         raise ConfigError("this model has no tokenizer, which an audit needs for its prompts")
     encoded = [parts.tokenizer.encode(text) for text in texts]
-    report = run(parts, encoded, model=model.model, effort=effort, progress=sys.stderr.isatty())
+    report = run(parts, encoded, model=model.model, effort=amount, progress=sys.stderr.isatty())
     _print(report, as_json)
     return 0 if report.passed else FAILED
 

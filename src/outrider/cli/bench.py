@@ -74,7 +74,7 @@ def bench(
     model: ModelFlags,
     work: WorkFlags,
     methods: MethodFlags = METHOD,
-    json_file: Annotated[Path | None, Parameter(name="--json")] = None,
+    json_file: Annotated[Path | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
     html: Path | None = None,
 ) -> int:
     """Measure what speculation gains: every prompt under every method before the next prompt, in shuffled order.
