@@ -18,6 +18,7 @@ from outrider.kv.pool import PagedCache
 from outrider.target import hf_names
 from outrider.target.base import TargetOutput
 from outrider.target.pass_plan import PassPlan
+from outrider.target.selfcheck import compare_with_eager
 from outrider.tree import TreeBatch
 
 ATTENTION: Final = "outrider"
@@ -46,7 +47,8 @@ class HFModel:
         context_length: most positions to serve.
 
     Raises:
-        ModelError: its state cannot be rolled back, or its attention cannot be replaced.
+        ModelError: its state cannot be rolled back, its attention cannot be replaced, or it is not among the verified
+            classes and differs from its own eager attention.
     """
 
     row_invariant = False  # torch's matrix products choose their blocking by the number of rows
@@ -58,6 +60,8 @@ class HFModel:
         self.vocabulary = hf_names.vocabulary(module)
         self.device = next(module.parameters()).device
         self._layers = hf_names.decoder_layers(module)
+        if hf_names.is_stock(module) and not hf_names.is_verified(architecture):
+            compare_with_eager(self, module, architecture)
 
     @torch.inference_mode()
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
@@ -77,6 +81,8 @@ class HFModel:
                 f"{self._architecture} asked for attention {plan.calls} times in this pass and {len(cache.layers)} "
                 "times before, so it does not use transformers' attention interface throughout and cannot be served"
             )
+        if len(hidden) != len(layers):
+            raise ModelError(f"{self._architecture} gives no hidden rows of layers {sorted(set(layers) - set(hidden))}")
         return TargetOutput(logits, hidden)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import transformers
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AttentionInterface,
@@ -25,6 +26,7 @@ from transformers.utils import logging as hf_logging
 
 from outrider.errors import ModelError
 from outrider.target.pass_plan import AttentionCall, Reach
+from outrider.target.verified import TRANSFORMERS, VERIFIED
 
 _LAYER_KINDS: Final = {"full_attention", "sliding_attention", "chunked_attention"}
 _KEEPS_STATE: Final = "keeps a state beside its keys and values, which cannot be rolled back yet"
@@ -129,9 +131,9 @@ def _freeze_frequencies(part: Any, kind: str, layer_type: str | None, context_le
     options = {} if layer_type is None else {"layer_type": layer_type}
     buffer.copy_(ROPE_INIT_FUNCTIONS[kind](part.config, buffer.device, seq_len=context_length, **options)[0])
     if layer_type is None:
-        part.rope_type = f"frozen {kind}"
+        part.rope_type = "frozen"
     else:
-        part.rope_type = part.rope_type | {layer_type: f"frozen {kind}"}
+        part.rope_type = part.rope_type | {layer_type: "frozen"}
     factors = part.config.rope_parameters
     if "long_mscale" in factors:  # Phi-3.5-MoE chooses this factor, too, by the longest position
         name = "long" if context_length > factors["original_max_position_embeddings"] else "short"
@@ -156,7 +158,7 @@ def check_servable(module: torch.nn.Module, architecture: str) -> None:
     Raises:
         ModelError: naming the architecture and the reason.
     """
-    if not isinstance(module, PreTrainedModel):
+    if not is_stock(module):
         return
     reason = _class_reason(type(module), module.config) or _module_reason(module)
     if reason:
@@ -186,6 +188,48 @@ def _module_reason(module: Any) -> str | None:
         if getattr(part, "is_causal", True) is False:
             return "attends in both directions (is_decoder is off)"
     return None
+
+
+def is_stock(module: torch.nn.Module) -> bool:
+    """Whether a module comes from transformers; a test may serve one that does not."""
+    return isinstance(module, PreTrainedModel)
+
+
+def is_verified(architecture: str) -> bool:
+    """Whether a class passed the contract with the transformers that is installed."""
+    return architecture in VERIFIED and transformers.__version__.startswith(f"{TRANSFORMERS}.")
+
+
+@contextmanager
+def eager_attention(module: torch.nn.Module) -> Iterator[None]:
+    """Switch a model to its own eager attention for a while."""
+    ours = module.config._attn_implementation  # type: ignore[union-attr]
+    module.set_attn_implementation("eager")  # type: ignore[operator]
+    try:
+        yield
+    finally:
+        module.set_attn_implementation(ours)  # type: ignore[operator]
+
+
+@contextmanager
+def short_windows(module: torch.nn.Module, length: int) -> Iterator[None]:
+    """Shorten a model's sliding windows and chunks for a while, so that a few tokens reach beyond them."""
+    config = _text_config(module)
+    changed: list[tuple[Any, str, int]] = []
+    for name in ("sliding_window", "attention_chunk_size"):
+        full = getattr(config, name, None)
+        if full is None:
+            continue
+        for owner in (config, *module.modules()):
+            value = getattr(owner, name, None)
+            if isinstance(value, int):  # a layer may count one more or one less than the configuration
+                changed.append((owner, name, value))
+                setattr(owner, name, value - full + length)
+    try:
+        yield
+    finally:
+        for owner, name, value in changed:
+            setattr(owner, name, value)
 
 
 def _text_config(module: torch.nn.Module) -> Any:
@@ -234,9 +278,7 @@ def is_causal(config: Any) -> bool:
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(config, "is_encoder_decoder", False)
 
 
-def load_folder(
-    folder: Path, config: Any, dtype: torch.dtype, attention: str
-) -> tuple[torch.nn.Module, list[str]]:
+def load_folder(folder: Path, config: Any, dtype: torch.dtype, attention: str) -> tuple[torch.nn.Module, list[str]]:
     """Load a causal model from a folder of safetensors; also returns the parameters the files hold nothing for."""
     with _no_progress_bar():
         module, report = AutoModelForCausalLM.from_pretrained(
