@@ -19,21 +19,10 @@ from outrider.target.pass_plan import Reach
 from outrider.target.selfcheck import compare_with_eager
 
 TABLE = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
-MAIN = [
-    "llama",
-    "qwen2",
-    "qwen3",
-    "mistral",
-    "phi3",
-    "opt",
-    "gemma2",
-    "gemma3_text",
-    "mixtral",
-    "qwen3_moe",
-    "gpt_oss",
-    "deepseek_v3",
-    "gpt2",
-]
+MAIN = (
+    *("llama", "qwen2", "qwen3", "mistral", "phi3", "opt", "gpt2"),
+    *("gemma2", "gemma3_text", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"),
+)
 SPECIAL = ("phimoe", "llama4_text", "gemma4_text", "nemotron", "diffllama", "hrm_text")
 HALF = ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "mixtral")
 REFUSED = {
