@@ -12,6 +12,8 @@ from outrider.tree import TokenTree, TreeBuilder
 
 Script = Callable[[DraftSequence], TokenTree]
 
+FREE = Needs(deterministic=True, branching=True)
+
 
 @dataclass(frozen=True)
 class Scripted:
@@ -19,19 +21,17 @@ class Scripted:
 
     script: Script
     most_nodes: int = 8
+    needs: Needs = FREE
     method: ClassVar[str] = "scripted"
     automatic_rank: ClassVar[int] = 0
-    needs: ClassVar[Needs] = Needs(deterministic=True, branching=True)
 
     def build(self, bench: Workbench) -> ScriptedDrafter:
         return ScriptedDrafter(self)
 
 
 class ScriptedDrafter:
-    needs = Scripted.needs
-
     def __init__(self, config: Scripted) -> None:
-        self._config = config
+        self._config, self.needs = config, config.needs
         self.closed: list[str] = []
 
     def propose(self, context: DraftContext) -> list[TokenTree]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from outrider.admission import admit
 from outrider.config import SchedulerConfig
 from outrider.drafters.base import DraftContext, Drafter, DraftSequence, Outcome
-from outrider.errors import NumericsError
+from outrider.errors import NumericsError, RequestError
 from outrider.guard import GuardedDrafter
 from outrider.kv.pool import KVPool
 from outrider.logprobs import prompt_logprobs, token_logprobs
@@ -127,7 +127,7 @@ class Engine:
         request = item.request
         try:
             verdict = self.verifier.accept(tree, rows)
-        except NumericsError as error:
+        except (NumericsError, RequestError) as error:
             self._scheduler.finish(request, FinishReason.ERROR, str(error))
             return Verdict.nothing(), Progress(request)
         taken = request.stopper.take(verdict.tokens)

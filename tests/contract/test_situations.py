@@ -16,7 +16,7 @@ from tiny import tiny_model
 from contract.cases import by_id
 from contract.test_lossless import assert_clean
 from outrider import LLM, CacheConfig, Choice, RequestError, SamplingParams, SchedulerConfig, Speculation
-from outrider.drafters.base import DraftSequence
+from outrider.drafters.base import DraftSequence, Needs
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.ngram import Ngram
 from outrider.errors import ConfigError
@@ -463,3 +463,59 @@ def test_drafted_positions_use_the_requests_own_distribution(rule: str, params: 
                 assert token in logits.topk(params.top_k).indices
             assert share[token] >= params.min_p * share.max() * 0.999
             before, last = last, token
+
+
+# ------------------------------------------------------------------------------ grammars and other processors
+
+
+def json_like(history, logits):  # type: ignore[no-untyped-def]
+    """A tiny grammar: letters and commas alternate.  It refuses to continue a text that broke it already."""
+    letters, comma = range(40, 60), 11
+    output = list(history[16:])
+    for place, token in enumerate(output):
+        if (token == comma) != bool(place % 2):
+            raise ValueError("the text is not of the grammar")
+    allowed = torch.full_like(logits, -torch.inf)
+    wanted = [comma] if len(output) % 2 else list(letters)
+    allowed[wanted] = logits[wanted]
+    return allowed
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(max_tokens=24, temperature=1.0, seed=6)])
+@pytest.mark.parametrize("rule", ["coupled", "point-mass", "rejection", "multi-step"])
+def test_drafts_that_a_grammar_forbids_are_rejected(rule: str, params: SamplingParams) -> None:
+    """A grammar never sees a drafted history that it has forbidden itself; the text is as without drafts."""
+    target = tiny_model(0, SIZE)
+    prompt = [3] * 16
+    params = dataclasses.replace(params, processors=(json_like,), ignore_eos=True)
+    dice = torch.Generator().manual_seed(0)
+
+    def prose(sequence: DraftSequence) -> TokenTree:
+        guess = torch.randint(SIZE, (min(sequence.nodes - 1, sequence.depth),), generator=dice).tolist()
+        guess[:2] = [45, 11] if (len(sequence.tokens) - 16) % 2 == 0 else [11, 45]
+        return sequence.builder().chain(guess[: sequence.depth]).build()
+
+    plan = Speculation(Scripted(prose, most_nodes=6, needs=Needs(deterministic=True)), verifier=rule)
+    llm = LLM.from_model(target, byte_tokenizer(), speculation=plan)
+    done = llm.generate([prompt] * 3, params)
+    assert all(c.finish_reason is FinishReason.LENGTH for c in done), [c.choices[0].error for c in done]
+    assert all(token == 11 for c in done for token in c.token_ids[1::2])
+    assert all(40 <= token < 60 for c in done for token in c.token_ids[::2])
+    if params.temperature == 0 or rule in ("coupled", "point-mass"):
+        assert {c.token_ids for c in done} == {plainly(target).generate(prompt, params)[0].token_ids}
+
+
+def test_a_processor_that_fails_ends_its_own_request_alone() -> None:
+    target = tiny_model(0, SIZE)
+
+    def broken(history, logits):  # type: ignore[no-untyped-def]
+        if len(history) > 20:
+            raise KeyError("no such state")
+        return logits
+
+    prompts = [byte_tokenizer().encode("the hat")] * 2
+    wishes = [GREEDY, dataclasses.replace(GREEDY, processors=(broken,))]
+    fine, failed = self_drafting(target, 4).generate(prompts, wishes)
+    assert fine.token_ids == plainly(target).generate(prompts[0], GREEDY)[0].token_ids
+    assert failed.finish_reason is FinishReason.ERROR
+    assert "broken" in (failed.choices[0].error or "")

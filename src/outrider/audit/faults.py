@@ -22,7 +22,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Path, RequestSampler
 from outrider.target.base import TargetModel, TargetOutput
 from outrider.tree import SequenceRows, TokenTree, TreeBatch
-from outrider.verify.base import Dice, KeyedDice, Rows, Verdict
+from outrider.verify.base import Answers, Dice, KeyedDice, Rows, Verdict
 from outrider.verify.block import Block
 from outrider.verify.rejection import Rejection
 
@@ -213,11 +213,11 @@ class _FaultyRows:
     """Rows with some answers replaced."""
 
     true: Rows
-    probabilities: torch.Tensor
+    probabilities: Answers[torch.Tensor]
     sequence: DraftSequence | None = None
 
     @property
-    def tokens(self) -> list[int]:
+    def tokens(self) -> Answers[int]:
         """See :class:`outrider.verify.base.Rows`."""
         return self.true.tokens
 
@@ -244,7 +244,7 @@ def reused_noise(parts: Parts) -> Parts:
 class _DraftBonus(Rejection):
     def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
         """See :class:`outrider.verify.base.Verifier`."""
-        p = rows.probabilities.clone()
+        p = [rows.probabilities[node] for node in range(len(tree))]
         for candidate in tree.candidates:
             if candidate.q is not None and not tree.children[candidate.node]:
                 p[candidate.node] = candidate.q

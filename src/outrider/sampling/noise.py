@@ -22,6 +22,7 @@ WORD: Final = 0xFFFFFFFF
 _MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
 _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS: Final = 10
+_FEW_BLOCKS: Final = 8
 
 
 class Purpose(enum.IntEnum):
@@ -114,7 +115,11 @@ def gumbel_range(seed: int, count: int, words: tuple[int, int, int], device: tor
     Returns:
         float64 [count].
     """
-    first = torch.arange((count + 3) >> 2, dtype=torch.int64, device=device)
+    blocks = (count + 3) >> 2
+    if blocks <= _FEW_BLOCKS:  # plain integers are faster than a hundred tensor operations on next to nothing
+        words_of = [word for block in range(blocks) for word in philox_words(seed, (block, *words))]
+        return gumbel_from_words(torch.tensor(words_of[:count], dtype=torch.int64, device=device))
+    first = torch.arange(blocks, dtype=torch.int64, device=device)
     return gumbel_from_words(philox_blocks(seed, first, words).reshape(-1)[:count])
 
 

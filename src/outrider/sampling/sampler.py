@@ -12,10 +12,10 @@ from typing import overload
 
 import torch
 
-from outrider.errors import NumericsError
+from outrider.errors import NumericsError, RequestError
 from outrider.sampling.distribution import surviving_ids
 from outrider.sampling.noise import choice_words, gumbel, gumbel_range
-from outrider.sampling.params import SamplingParams
+from outrider.sampling.params import LogitsProcessor, SamplingParams
 
 Path = Sequence[int]
 """Drafted tokens between the last committed token and a row, that row's own token last; empty for the anchor."""
@@ -84,6 +84,8 @@ class RequestSampler:
             or (params.min_tokens > 0 and len(self._end_ids))
         )
         """Whether rows need more than the raw logits before temperature."""
+        self.truncates = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+        """Whether some tokens are cut off before the dice are thrown."""
         self.is_argmax = params.greedy and not self.adjusts
         """Whether the token of a row is the argmax of its raw logits."""
 
@@ -148,6 +150,8 @@ class RequestSampler:
         if self.params.greedy:
             result[torch.arange(len(paths)), best.cpu()] = 1.0
             return result
+        if not self.truncates:
+            return torch.softmax(adjusted.double() / self.params.temperature, dim=1).cpu()
         for out, row in zip(result, adjusted, strict=True):
             ids, scaled = self._survivors(row)
             out[slice(None) if ids is None else ids.cpu()] = torch.softmax(scaled.double(), 0).cpu()
@@ -168,7 +172,7 @@ class RequestSampler:
         """Surviving ids (None: all) and their logits over temperature; greedy rows keep their logits."""
         params = self.params
         scaled = row if params.greedy else row / params.temperature
-        if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0:
+        if not self.truncates:
             return None, scaled
         ids = surviving_ids(scaled, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
         return ids, scaled[ids]
@@ -197,7 +201,7 @@ class RequestSampler:
         if len(history) - self._prompt_length < params.min_tokens:
             row[self._end_ids.to(device)] = -torch.inf
         for processor in params.processors:
-            row = processor(history, row)
+            row = _processed(processor, history, row)
         if self._counts is not None:
             row = self._counts.penalise(row, path, params)
         return row
@@ -228,6 +232,14 @@ class _TokenCounts:
         repeated = torch.where(row > 0, row / factor, row * factor)
         row = torch.where(seen, repeated, row)
         return row - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+
+
+def _processed(processor: LogitsProcessor, history: History, row: torch.Tensor) -> torch.Tensor:
+    try:
+        return processor(history, row)
+    except Exception as error:
+        name = getattr(processor, "__name__", type(processor).__name__)
+        raise RequestError(f"the logits processor {name} failed with {type(error).__name__}: {error}") from error
 
 
 def _has_penalties(params: SamplingParams) -> bool:

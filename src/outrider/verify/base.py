@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 
@@ -113,17 +113,32 @@ class KeyedDice:
         return uniform(self._seed, (draw, self._round, node, self._last_word))
 
 
+_Answer_co = TypeVar("_Answer_co", covariant=True)
+
+
+class Answers(Protocol[_Answer_co]):
+    """One answer per node, computed when it is read."""
+
+    def __getitem__(self, node: int, /) -> _Answer_co:
+        """The answer at a node."""
+        ...
+
+
 class Rows(Protocol):
-    """The target's answer to one tree; each part is computed only if a rule asks for it."""
+    """The target's answer to one tree, computed only where a rule looks.
+
+    A rule that walks down from the anchor never reads a row behind a rejected draft, and so never meets what such a row
+    may hold: a history that no text could have, say, for which a grammar leaves no token.
+    """
 
     @property
-    def tokens(self) -> list[int]:
+    def tokens(self) -> Answers[int]:
         """The target's own token after each node, under the request's choice noise."""
         ...
 
     @property
-    def probabilities(self) -> torch.Tensor:
-        """float64 [nodes, vocabulary] on the CPU: the target's distribution after each node."""
+    def probabilities(self) -> Answers[torch.Tensor]:
+        """float64 [vocabulary] on the CPU: the target's distribution after each node."""
         ...
 
     def dice(self, purpose: Purpose) -> Dice:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from outrider.tree import TokenTree
-from outrider.verify.base import Draws, Rows, Verdict, register
+from outrider.verify.base import Answers, Draws, Rows, Verdict, register
 
 
-def walk(tree: TokenTree, tokens: list[int]) -> tuple[list[int], int]:
+def walk(tree: TokenTree, tokens: Answers[int]) -> tuple[list[int], int]:
     """Follow the target's tokens down a tree.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from typing import Generic, TypeVar
 
 import torch
 
@@ -12,6 +13,21 @@ from outrider.sampling.noise import Purpose
 from outrider.sampling.sampler import RequestSampler
 from outrider.tree import TokenTree
 from outrider.verify.base import Dice, KeyedDice
+
+_Answer = TypeVar("_Answer")
+
+
+class LazyAnswers(Generic[_Answer]):
+    """One answer per node, computed at the first reading and kept."""
+
+    def __init__(self, compute: Callable[[int], _Answer]) -> None:
+        self._compute = compute
+        self._known: dict[int, _Answer] = {}
+
+    def __getitem__(self, node: int, /) -> _Answer:
+        if node not in self._known:
+            self._known[node] = self._compute(node)
+        return self._known[node]
 
 
 class SharedArgmax:
@@ -30,26 +46,27 @@ class SharedArgmax:
         values, tokens = self._logits[:, : self._vocabulary].max(dim=1)
         return tokens.tolist(), torch.isfinite(values).tolist()
 
-    def reader(self, start: int, stop: int) -> Callable[[], list[int]]:
-        """A function that reads some rows' tokens."""
-        return partial(self._read, slice(start, stop))
+    def token(self, row: int) -> int:
+        """The best token of a row.
 
-    def _read(self, rows: slice) -> list[int]:
+        Raises:
+            NumericsError: the row holds NaN or infinity.
+        """
         tokens, finite = self._best
-        if not all(finite[rows]):
+        if not finite[row]:
             raise NumericsError("the target's logits hold NaN or infinity; the request was ended")
-        return tokens[rows]
+        return tokens[row]
 
 
 class TargetRows:
-    """The target's answer to one sequence's tree, computed only as far as a rule asks.
+    """The target's answer to one sequence's tree, computed only where a rule looks.
 
     Args:
         logits: float [nodes, ≥ vocabulary].
         tree: the tree they answer.
         sampler: turns rows into distributions.
         round_number: the request's round, which names the dice of ratio rules.
-        best: reads the rows' argmax where the whole pass shares it; None computes them here.
+        best: gives a node's argmax where the whole pass shares it; None chooses by the sampler.
     """
 
     def __init__(
@@ -58,24 +75,23 @@ class TargetRows:
         tree: TokenTree,
         sampler: RequestSampler,
         round_number: int,
-        best: Callable[[], list[int]] | None = None,
+        best: Callable[[int], int] | None = None,
     ) -> None:
-        self.logits, self._tree, self._sampler, self._best = logits, tree, sampler, best
-        self._round = round_number
-
-    @cached_property
-    def tokens(self) -> list[int]:
+        self.logits, self._tree, self._sampler, self._round = logits, tree, sampler, round_number
+        self.tokens = LazyAnswers(best or self._choose)
         """The target's own token after each node."""
-        return self._best() if self._best else self._sampler.choose(self.logits, self._tree.paths)
-
-    @cached_property
-    def probabilities(self) -> torch.Tensor:
-        """float64 [nodes, vocabulary] on the CPU: the target's distribution after each node."""
-        return self._sampler.probabilities(self.logits, self._tree.paths)
+        self.probabilities = LazyAnswers(self._law)
+        """float64 [vocabulary] on the CPU: the target's distribution after each node."""
 
     def dice(self, purpose: Purpose) -> Dice:
         """Dice for one purpose in this round."""
         return KeyedDice(self._sampler.seed, self._round, self._sampler.choice, purpose)
+
+    def _choose(self, node: int) -> int:
+        return self._sampler.choose(self.logits[node : node + 1], [self._tree.paths[node]])[0]
+
+    def _law(self, node: int) -> torch.Tensor:
+        return self._sampler.probabilities(self.logits[node : node + 1], [self._tree.paths[node]])[0]
 
 
 def rows_of(
@@ -95,7 +111,11 @@ def rows_of(
             tree,
             sampler,
             round_number,
-            shared.reader(first, first + len(tree)) if sampler.is_argmax else None,
+            partial(_shifted, shared.token, first) if sampler.is_argmax else None,
         )
         for first, tree, sampler, round_number in requests
     ]
+
+
+def _shifted(token: Callable[[int], int], first: int, node: int) -> int:
+    return token(first + node)

@@ -8,7 +8,7 @@ import torch
 
 from outrider.sampling.noise import Purpose
 from outrider.tree import Candidate, TokenTree
-from outrider.verify.base import Dice, Draws, Rows, Verdict, register
+from outrider.verify.base import Answers, Dice, Draws, Rows, Verdict, register
 from outrider.verify.residual import law, ratio
 
 
@@ -21,7 +21,7 @@ class _Traversal:
     for its parent: with ``S = Σ r`` the parent goes on with ``a ← S / (S + 1 − a)`` and ``P ← r/S``.
     """
 
-    def __init__(self, tree: TokenTree, p: torch.Tensor, accept: Dice) -> None:
+    def __init__(self, tree: TokenTree, p: Answers[torch.Tensor], accept: Dice) -> None:
         self._tree, self._p, self._accept = tree, p, accept
         self._below: dict[int, list[Candidate]] = {}
         for candidate in tree.candidates:
