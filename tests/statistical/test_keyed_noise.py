@@ -19,6 +19,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+
+from outrider.drafters.base import _DRAWERS, DraftContext, DraftSequence, Proposal
+from outrider.sampling import RequestSampler, SamplingParams
+from outrider.sampling.noise import Purpose, counter_word, gumbel_from_words, philox_blocks
+from outrider.tree import TokenTree
+from outrider.verify import Draws, KeyedDice, Verdict, make_verifier
 from statistical import chi_square
 from statistical.enumeration import (
     Choices,
@@ -32,23 +38,11 @@ from statistical.enumeration import (
     without_replacement,
 )
 
-from outrider.drafters.base import _DRAWERS, DraftContext, DraftSequence, Proposal
-from outrider.sampling import RequestSampler, SamplingParams
-from outrider.sampling.noise import Purpose, counter_word, gumbel_from_words, philox_blocks
-from outrider.tree import TokenTree
-from outrider.verify import Draws, KeyedDice, Verdict, make_verifier
-
 SYMBOLS = 3
 TEXT = 4
 """Tokens of a text that are counted: 81 cells."""
 SEEDS = 100_000
 """Enough at 80 degrees of freedom for power 0.99 at total variation 0.02; ``chi_square.check`` makes sure."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> None:
-    """These tensors are small."""
-    torch.set_num_threads(1)
 
 
 # --- What the real code does with every outcome of its dice, recorded. ---

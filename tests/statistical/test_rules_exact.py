@@ -128,12 +128,6 @@ MODELS = {
 and every later test below a node would come out right whatever law it used."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> None:
-    """These tensors hold three numbers."""
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("models", MODELS)
 @pytest.mark.parametrize(("rule", "kind"), CASES)
 def test_output_has_exactly_the_targets_law(rule: str, kind: str, models: str) -> None:
