@@ -38,7 +38,8 @@ th, td { padding: .25rem .8rem .25rem 0; text-align: right; border-bottom: 1px s
 th { color: var(--soft); font-weight: 500; } th:first-child, td:first-child, th:nth-child(2), td:nth-child(2)
   { text-align: left; }
 .scroll { overflow-x: auto; } svg { width: 100%; max-width: 45rem; height: auto; display: block; }
-.label { fill: var(--ink); font-size: 12px; } .soft { fill: var(--soft); font-size: 11px; }
+.label { fill: var(--ink); font-size: 12px; } .soft { fill: var(--soft); font-size: 11px;
+  paint-order: stroke; stroke: var(--paper); stroke-width: 3px; }
 .rule { stroke: var(--rule); } .one { stroke: var(--soft); stroke-dasharray: 3 3; }
 .key { display: inline-block; margin-right: 1.2rem; color: var(--ink); }
 .key i { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; margin-right: .35rem; }

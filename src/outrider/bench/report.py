@@ -74,12 +74,13 @@ class Totals:
 
 
 def summarise(
-    samples: Sequence[Sample], differences: Mapping[tuple[str, str], Sequence[Difference]]
+    samples: Sequence[Sample], arms: Sequence[Arm], differences: Mapping[tuple[str, str], Sequence[Difference]]
 ) -> list[dict[str, Any]]:
     """One entry per setting, category and method, the category of all prompts first.
 
     Args:
         samples: every sample; each setting has those of exactly one plain arm.
+        arms: every method, in the order to list them.
         differences: texts that are not plain decoding's, by setting label and arm name.
     """
     entries = []
@@ -88,11 +89,11 @@ def summarise(
         for category in (ALL, *dict.fromkeys(sample.prompt.row.category for sample in here)):
             part = [sample for sample in here if category in (ALL, sample.prompt.row.category)]
             plain = [sample for sample in part if sample.arm.plain]
-            for arm in dict.fromkeys(sample.arm.name for sample in part):
-                mine = [sample for sample in part if sample.arm.name == arm]
+            for arm in arms:
+                mine = [sample for sample in part if sample.arm.name == arm.name]
                 entry = {"temperature": setting.temperature, "top_p": setting.top_p, "setting": setting.label}
                 entry |= {"category": category} | _compare(mine, plain)
-                entry |= {"identical": _identical(mine, setting, differences.get((setting.label, arm), ()))}
+                entry |= {"identical": _identical(mine, setting, differences.get((setting.label, arm.name), ()))}
                 entries.append(entry)
     return entries
 

@@ -101,7 +101,7 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
     samples = list(run(models, workload, advance))
     bandwidth = max(before, machine.read_bandwidth(models.target.device))  # a ceiling is what the machine can do
     differences = _differences(models, workload, samples, TIE[dtype])
-    entries = summarise(samples, differences)
+    entries = summarise(samples, arms, differences)
     return {
         "schema_version": SCHEMA_VERSION,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
