@@ -18,9 +18,14 @@ import torch
 from outrider.drafters.base import Proposal
 from outrider.sampling.noise import Purpose
 from outrider.tree import NO_PARENT, TokenTree, TreeBuilder
-from outrider.verify import Verdict, Verifier
+from outrider.verify import Verdict, Verifier, make_verifier
 
 Result = TypeVar("Result")
+
+ROUNDING = 1e-12
+"""Most that an exact law may be off."""
+CAUGHT = 0.04
+"""Least that a wrong law of the negative controls is off."""
 
 
 class Choices:
@@ -263,3 +268,13 @@ def output_law(rule: Verifier, draft: Callable[[Choices], TokenTree], target: Ta
         for accepted, verdict in verdicts(rule, tree, target):
             found.add(drafted * accepted, verdict)
     return found
+
+
+def error_of(rule: str, draft: Callable[[Choices], TokenTree], target: TableModel, length: int) -> float:
+    """Greatest error of a probability of the output's law, under a rule by name."""
+    return output_law(make_verifier(rule), draft, target, length).error
+
+
+def coin_model(probability: float) -> TableModel:
+    """Two symbols, the first with this probability, whatever came before."""
+    return TableModel(lambda path: (probability, 1.0 - probability), 2)
