@@ -328,6 +328,8 @@ class TestBench:
         flags = ("--speculative-draft-model-path", folder, "--speculative-num-steps", 3)
         result = bench("--algorithms", "none,draft_model,specinfer", *flags, "--limit", 4)
         assert loaded == [str(folder)] * 2
+        bench("--algorithms", "auto", "--speculative-draft-model-path", folder, "--limit", 1)
+        assert len(loaded) == 4
         perfect = next(entry for entry in result["results"] if entry["algorithm"] == "draft_model")
         assert perfect["acceptance_rate"] > 0.95
         assert perfect["draft_steps_per_round"] > 1
@@ -399,6 +401,7 @@ class TestBench:
             ("--json nowhere/out.json", "nowhere"),
             ("--algorithms draft_model --limit 2", "--speculative-draft-model-path"),
             ("--select i==6", "context"),
+            ("--algorithms ngram --speculative-num-steps 2", "--speculative-num-steps is an option of none of"),
         ],
     )
     def test_bad_input(

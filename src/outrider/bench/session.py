@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from outrider.bench.equality import TIE, Difference, compare, repeats_plain_text
 from outrider.bench.prompts import Row, encode_prompts, form, read_prompts
 from outrider.bench.report import MEANINGS, SCHEMA_VERSION, arm_json, sample_json, summarise
 from outrider.bench.runner import Arm, Models, Sample, Workload, grid, run
+from outrider.drafters.base import DrafterConfig
 from outrider.drafters.none import NoDraft
 from outrider.errors import ConfigError, RequestError
 from outrider.sampling.params import SamplingParams
@@ -67,6 +69,7 @@ class Request:
             if any(arm.config == plan.config for arm in found):
                 raise ConfigError(f"--algorithms names {plan.config.method} twice")
             found.append(Arm(plan.config.method, plan.config, plan.verifier))
+        self.methods.check_used([arm.config for arm in found])
         return found
 
 
@@ -84,7 +87,7 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
     arms, settings = request.arms(), grid(request.temperatures, request.top_ps)
     rows = read_prompts(request.prompts, request.select, request.limit)
     request.model.use_threads()
-    models, dtype = _load(request)
+    models, dtype = _load(request, arms)
     chat = request.chat if request.chat is not None else bool(models.tokenizer.chat_template)
     plain = models.engine(arms[0])
     workload = Workload(
@@ -116,14 +119,15 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
     }
 
 
-def _load(request: Request) -> tuple[Models, torch.dtype]:
-    """The target and every draft model, each once, in one precision on one device."""
+def _load(request: Request, arms: Sequence[Arm]) -> tuple[Models, torch.dtype]:
+    """The target and every draft model that is used, each once, in one precision on one device."""
     flags = request.model
     device = resolve_device(flags.device)
     dtype = resolve_dtype(flags.dtype, device)
     target, tokenizer = load_model(flags.model, backend=flags.backend, dtype=dtype, device=device)
     drafts = {}
-    for path in request.methods.draft_models:
+    named = {path for arm in arms for path in _option_values(arm.config)}
+    for path in (path for path in request.methods.draft_models if path in named):
         drafts[path], draft_tokenizer = load_model(path, backend=flags.backend, dtype=dtype, device=device)
         match = tokenizer.compare(draft_tokenizer)
         if match.kind == "different":
@@ -139,6 +143,12 @@ def _check_lengths(workload: Workload, context_length: int) -> None:
                 f"prompt {prompt.row.id} has {len(prompt.token_ids)} tokens, but the context holds {context_length}; "
                 "leave it out with --select"
             )
+
+
+def _option_values(config: DrafterConfig) -> list[Any]:
+    """Every value among a config's options; a draft model that is named is one of them."""
+    values = [getattr(config, item.name) for item in dataclasses.fields(config)]  # type: ignore[arg-type]
+    return [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
 
 
 def _differences(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,7 +82,7 @@ def bench(
         model: which model, and how it is run.
         work: what is run.
         methods: the acceptance rule and the methods' options; each method takes those it has.
-        json_file: write everything to this file; - prints it as the last line instead.
+        json_file: write everything to this file; - prints all but the single runs as the last line instead.
         html: write a page with plots to this file.
     """
     _check_writable(json_file, html)
@@ -125,7 +124,7 @@ def _show(result: dict[str, Any], *, to_stdout: bool) -> None:
 def _write(result: dict[str, Any], json_file: Path | None, html: Path | None) -> None:
     try:
         if json_file == Path("-"):
-            sys.stdout.write(json.dumps(result, ensure_ascii=False) + "\n")
+            output.write_json({key: value for key, value in result.items() if key != "samples"})
         elif json_file is not None:
             json_file.write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         if html is not None:

@@ -237,6 +237,16 @@ class MethodFlags:
         """The draft models that were named."""
         return list(self.given().get(MODELS_FLAG, []))
 
+    def check_used(self, configs: Sequence[DrafterConfig]) -> None:
+        """Refuse an option that none of the methods has: it was meant for something else.
+
+        Raises:
+            ConfigError: naming the flag and the methods.
+        """
+        known = {option.flag for config in configs for option in options_of(type(config))}
+        for flag in self.given().keys() - known:
+            raise ConfigError(f"--{flag} is an option of none of: {', '.join(config.method for config in configs)}")
+
     def plan(self, algorithm: str, *, ignore_foreign: bool = False) -> Plan:
         """The way to speculate that these flags and an algorithm's name describe.
 
