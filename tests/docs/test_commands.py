@@ -1,0 +1,105 @@
+"""Every command and every snippet of the README and the how-tos runs as written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "howto.md", ROOT / "docs" / "audit.md"]
+LARGE = "Qwen2.5-Coder"
+INTERACTIVE = {"chat": "/exit\n"}
+LONG = {"make"}
+"""``make`` installs; continuous integration runs ``make test`` itself, and the demo's script is tested below."""
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(place, text) of each code block of a language."""
+    found = []
+    for page in PAGES:
+        if page.exists():
+            for match in re.finditer(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
+                line = page.read_text(encoding="utf-8")[: match.start()].count("\n") + 1
+                found.append((f"{page.name}:{line}", match.group(1)))
+    return found
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Each command line of the shell blocks, comments and continuations taken care of."""
+    found = []
+    for place, text in blocks("sh"):
+        for line in text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words and words[0] not in LONG:
+                found.append((place, words))
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where commands run: the files that pages speak of are there."""
+    rows = [
+        {"id": f"p{i}", "category": "count", "turns": [f"Count from {i} to {i + 5}, then do it again."]}
+        for i in range(2)
+    ]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def run(words: list[str], folder: Path, text: str = "") -> subprocess.CompletedProcess[str]:
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        words, cwd=folder, input=text, capture_output=True, text=True, timeout=900, env=os.environ | {"PATH": search}
+    )
+
+
+def mark(words: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.real, pytest.mark.pair] if LARGE in words else [pytest.mark.real]
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [pytest.param(place, words, marks=mark(" ".join(words)), id=f"{place} {words[1]}") for place, words in commands()],
+)
+def test_command(place: str, words: list[str], folder: Path) -> None:
+    done = run(words, folder, INTERACTIVE.get(words[1], ""))
+    assert done.returncode == 0, f"{place}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize(
+    ("place", "code"), [pytest.param(place, code, marks=mark(code), id=place) for place, code in blocks("python")]
+)
+def test_snippet(place: str, code: str, folder: Path) -> None:
+    done = run([sys.executable, "-c", code], folder)
+    assert done.returncode == 0, f"{place}: {done.stderr[-2000:]}"
+
+
+@pytest.mark.real
+def test_the_demo_keeps_its_word(folder: Path) -> None:
+    done = run([sys.executable, str(ROOT / "scripts" / "demo.py")], folder)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "identical: yes" in done.stdout
+
+
+def test_pages_have_commands_and_snippets() -> None:
+    """Were the pages read wrongly, the tests above would pass by running nothing."""
+    assert len(commands()) >= 6
+    assert len(blocks("python")) >= 5
+
+
+def test_links_lead_somewhere() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    broken = [
+        f"{page.name}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert broken == []
