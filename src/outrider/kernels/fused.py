@@ -15,6 +15,24 @@ FOLDED_ROWS: Final = 32
 """Up to so many rows the query heads of a key head are folded; above, the mask would be copied for each of them."""
 
 
+def spread_bias(hidden: torch.Tensor, columns: int, dtype: torch.dtype, group: int) -> torch.Tensor:
+    """Turn what rows must not see into what the kernel adds to their scores, laid out as it wants it.
+
+    Args:
+        hidden: bool [n, m], True where a row must not see one of the last ``m`` columns.
+        columns: how many there are.
+        dtype: of the queries.
+        group: query heads per key head.
+
+    Returns:
+        [n, columns], or [group · n, columns] where the rows are folded: 0 or −∞.
+    """
+    rows, tail = hidden.shape
+    bias = torch.zeros(rows, columns, dtype=dtype, device=hidden.device)
+    bias[:, columns - tail :].masked_fill_(hidden, -torch.inf)
+    return bias.repeat(group, 1) if rows <= FOLDED_ROWS else bias
+
+
 def fused_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, *, scaling: float
 ) -> torch.Tensor:
@@ -24,27 +42,26 @@ def fused_attention(
         query: [query heads, n, width].
         keys: [key heads, columns, width]; query heads are a multiple of key heads.
         values: [key heads, columns, width].
-        bias: [n, columns] in the query's precision, −∞ where a row must not see a column; None hides nothing.
+        bias: from :func:`spread_bias`; None hides nothing.
         scaling: multiplies the scores.
 
     Returns:
         [n, query heads, width].
     """
     heads, rows, width = query.shape
-    key_heads, columns, _ = keys.shape
+    key_heads = keys.shape[0]
     group = heads // key_heads
+    mask = None if bias is None else bias[None, None]
     if rows > FOLDED_ROWS:
         mixed = scaled_dot_product_attention(
             query.view(key_heads, group, rows, width),
             keys.unsqueeze(1).expand(-1, group, -1, -1),
             values.unsqueeze(1).expand(-1, group, -1, -1),
-            attn_mask=None if bias is None else bias.expand(1, 1, rows, columns),
+            attn_mask=mask,
             scale=scaling,
         )
     else:
         folded = query.reshape(1, key_heads, group * rows, width)
-        if bias is not None:
-            bias = bias.expand(group, rows, columns).reshape(1, 1, group * rows, columns)
-        mixed = scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=bias, scale=scaling)
+        mixed = scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=mask, scale=scaling)
         mixed = mixed.view(key_heads, group, rows, width)
     return mixed.permute(2, 0, 1, 3).reshape(rows, heads, width)

@@ -12,6 +12,7 @@ are simply overwritten.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 import torch
@@ -44,6 +45,12 @@ class PageTable:
             grown[:first] = self._slots[:first]
             self._slots = grown
         self._slots[first : self.rows] = self._offsets + page * self._page_size
+
+    def pop(self) -> int:
+        """Take the last page off and return it."""
+        page = self.pages.pop()
+        self.contiguous = self.contiguous or all(b == a + 1 for a, b in pairwise(self.pages))
+        return page
 
     def slots(self, start: int, stop: int) -> torch.Tensor:
         """Cache slots of rows start … stop − 1, int64 on the CPU; a view."""
@@ -83,8 +90,7 @@ class PagedCache:
 
     def __init__(self, pages: int, page_size: int) -> None:
         self.page_size, self._total = page_size, pages
-        self._free = list(range(pages - 1, -1, -1))
-        self._is_free = [True] * pages
+        self._free = set(range(pages))
         self._tables: dict[str, PageTable] = {}
         self.layers: dict[int, LayerStore] = {}
 
@@ -122,7 +128,11 @@ class PagedCache:
             return False
         table = self._tables.setdefault(key, PageTable(self.page_size))
         while table.rows < rows:
-            table.add(self._take(table))
+            wish = table.pages[-1] + 1 if table.pages else _UNSET
+            # The next page in memory keeps a sequence contiguous, and a contiguous sequence is read in place.
+            page = wish if wish in self._free else self._start(-(-(rows - table.rows) // self.page_size))
+            self._free.remove(page)
+            table.add(page)
         return True
 
     def commit(self, key: str, start: int, kept: Sequence[int]) -> None:
@@ -148,15 +158,14 @@ class PagedCache:
     def shrink(self, key: str, rows: int) -> None:
         """Give back the pages past a sequence's first ``rows`` rows."""
         table = self._tables.get(key)
-        while table and len(table.pages) > -(-rows // self.page_size):
-            self._give(table.pages.pop())
+        while table is not None and len(table.pages) > -(-rows // self.page_size):
+            self._free.add(table.pop())
 
     def release(self, key: str) -> None:
         """Give back every page of a sequence; unknown keys are ignored."""
         table = self._tables.pop(key, None)
         if table:
-            for page in reversed(table.pages):
-                self._give(page)
+            self._free.update(table.pages)
 
     def check(self) -> None:
         """Assert that every page is owned exactly once or free.
@@ -165,26 +174,28 @@ class PagedCache:
             AssertionError: naming the page.
         """
         owned = [page for table in self._tables.values() for page in table.pages]
-        everything = sorted(owned + self._free)
+        everything = sorted([*owned, *self._free])
         if everything != list(range(self._total)):
             twice = {page for page in everything if everything.count(page) > 1}
             lost = set(range(self._total)) - set(everything)
             raise AssertionError(f"pages owned twice: {sorted(twice)}; pages lost: {sorted(lost)}")
 
-    def _take(self, table: PageTable) -> int:
-        # The next page in memory, where free, keeps a sequence contiguous, and a contiguous sequence is read in place.
-        wish = table.pages[-1] + 1 if table.pages else _UNSET
-        if 0 <= wish < self._total and self._is_free[wish]:
-            page = wish
-            self._free.remove(page)
-        else:
-            page = self._free.pop()
-        self._is_free[page] = False
-        return page
+    def _start(self, count: int) -> int:
+        """First page for a run of ``count``: in the longest free run, leaving its neighbours room to grow.
 
-    def _give(self, page: int) -> None:
-        self._free.append(page)
-        self._is_free[page] = True
+        owner A ▏· · · · · · · free · · · · · · · ▏ owner B
+                └─ A grows here ─┘ new run ─ grows ┘
+        """
+        first = length = run = 0
+        for page in range(self._total + 1):
+            if page in self._free:
+                run += 1
+                continue
+            if run > length:
+                first, length = page - run, run
+            run = 0
+        room = max(0, length - count) // 2 if first else 0  # nobody grows into a run that begins the cache
+        return first + room
 
 
 class KVPool:

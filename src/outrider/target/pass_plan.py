@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from outrider.kernels.fused import fused_attention
+from outrider.kernels.fused import fused_attention, spread_bias
 from outrider.kernels.reference import tree_attention
 from outrider.kv.pool import LayerStore, PagedCache
 from outrider.tree import TreeBatch
@@ -51,7 +51,7 @@ class SequencePlan:
     visible: torch.Tensor
     """bool [rows, tail]: ancestors and self among those columns."""
     _hidden: dict[Reach, tuple[int, torch.Tensor | None]] = field(default_factory=dict)
-    _bias: dict[tuple[Reach, torch.dtype], torch.Tensor | None] = field(default_factory=dict)
+    _bias: dict[tuple[Reach, torch.dtype, int], torch.Tensor | None] = field(default_factory=dict)
 
     def hidden(self, reach: Reach) -> tuple[int, torch.Tensor | None]:
         """First column any row sees, and bool [rows, m] of what each must not see in the last ``m`` columns."""
@@ -59,12 +59,14 @@ class SequencePlan:
             self._hidden[reach] = self._everything() if reach == Reach() else self._within(reach)
         return self._hidden[reach]
 
-    def bias(self, reach: Reach, dtype: torch.dtype) -> tuple[int, torch.Tensor | None]:
-        """First column any row sees, and [rows, columns from there] of what to add to each score: 0 or −∞."""
+    def bias(self, reach: Reach, dtype: torch.dtype, group: int) -> tuple[int, torch.Tensor | None]:
+        """First column any row sees, and what to add to each score from there: see ``spread_bias``."""
         first, hidden = self.hidden(reach)
-        if (reach, dtype) not in self._bias:
-            self._bias[reach, dtype] = None if hidden is None else self._spread(hidden, self.columns - first, dtype)
-        return first, self._bias[reach, dtype]
+        key = reach, dtype, group
+        if key not in self._bias:
+            columns = self.columns - first
+            self._bias[key] = None if hidden is None else spread_bias(hidden, columns, dtype, group)
+        return first, self._bias[key]
 
     def _everything(self) -> tuple[int, torch.Tensor | None]:
         return 0, None if self.visible.numel() == 1 else ~self.visible
@@ -82,12 +84,6 @@ class SequencePlan:
         hidden = columns < oldest.unsqueeze(1)
         hidden[:, len(before) :] |= ~self.visible
         return first, hidden
-
-    @staticmethod
-    def _spread(hidden: torch.Tensor, columns: int, dtype: torch.dtype) -> torch.Tensor:
-        bias = torch.zeros(hidden.shape[0], columns, dtype=dtype, device=hidden.device)
-        bias[:, columns - hidden.shape[1] :].masked_fill_(hidden, -torch.inf)
-        return bias
 
 
 class PassPlan:
@@ -159,7 +155,7 @@ class PassPlan:
 
     @staticmethod
     def _attend_fused(plan: SequencePlan, store: LayerStore, query: torch.Tensor, call: AttentionCall) -> torch.Tensor:
-        first, bias = plan.bias(call.reach, query.dtype)
+        first, bias = plan.bias(call.reach, query.dtype, query.shape[0] // store.keys.shape[0])
         keys, values = store.keys[:, plan.slots], store.values[:, plan.slots]
         return fused_attention(query, keys[:, first:], values[:, first:], bias, scaling=call.scaling)
 
