@@ -22,7 +22,7 @@ class Decoys:
     """Config of the drafter; it is not registered, since only an audit can know the answers."""
 
     answers: Answers
-    depth: int = 4
+    depth: int = 3
     method: ClassVar[str] = "decoys"
     automatic_rank: ClassVar[int] = 0
     needs: ClassVar[Needs] = Needs(deterministic=True, branching=True)

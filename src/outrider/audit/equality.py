@@ -28,8 +28,6 @@ class Setting:
 
     name: str
     params: SamplingParams
-    copies: int = 1
-    """Texts per prompt, each with a seed of its own."""
 
 
 GREEDY: Final = Setting("greedy", SamplingParams())
@@ -38,9 +36,9 @@ PENALTIES: Final = Setting(
     SamplingParams(repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty=0.7),
 )
 SAMPLED: Final = (
-    Setting("T 1", SamplingParams(temperature=1.0), copies=2),
-    Setting("T 0.7, top-p 0.9", SamplingParams(temperature=0.7, top_p=0.9), copies=2),
-    Setting("T 1.2, top-k 40, min-p 0.02", SamplingParams(temperature=1.2, top_k=40, min_p=0.02), copies=2),
+    Setting("T 1", SamplingParams(temperature=1.0)),
+    Setting("T 0.7, top-p 0.9", SamplingParams(temperature=0.7, top_p=0.9)),
+    Setting("T 1.2, top-k 40, min-p 0.02", SamplingParams(temperature=1.2, top_k=40, min_p=0.02)),
     Setting(
         "T 0.8, top-p 0.95, penalties",
         SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.4),
@@ -82,7 +80,7 @@ def decode_plainly(
         tokens: tokens per text.
         seed: the first seed; every text has its own.
     """
-    copied = tuple(tuple(prompt) for prompt in prompts for _ in range(setting.copies))
+    copied = tuple(map(tuple, prompts))
     params = tuple(
         replace(setting.params, max_tokens=tokens, seed=seed + index, logprobs=0) for index in range(len(copied))
     )

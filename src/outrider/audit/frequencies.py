@@ -20,13 +20,27 @@ from outrider.target.base import TargetModel
 from outrider.verify.base import Verifier
 
 TARGET: Final = "the target"
-ITSELF: Final = "the target itself, at twice the temperature"
-"""Names of two models of every recording; the second drafts where the user's method has no distribution."""
+ITSELF: Final = "the target itself, flattened"
+"""Names of two models of every recording; the second is a drafter that errs often, whatever the user's method does."""
+FLATTENING: Final = 0.125
+"""The drafter's logits are the target's times this."""
 ABREAST: Final = 64
 """Requests side by side."""
 DRAWS_EACH: Final = 50
 """Draws of one request."""
 BATCH: Final = ABREAST * DRAWS_EACH
+
+
+def flattened(rows: torch.Tensor) -> torch.Tensor:
+    """A drafter that knows the target's candidates but hardly prefers any, and adds one that the target rules out.
+
+    Args:
+        rows: float32 [states, vocabulary], the target's.
+    """
+    best, favourite = rows.max(dim=1, keepdim=True)
+    flat = (rows - best) * FLATTENING
+    stranger = (favourite + 1) % rows.shape[1]
+    return flat.scatter(1, stranger, flat.gather(1, stranger).clamp(min=-1.0))
 
 
 @dataclass(frozen=True, eq=False)

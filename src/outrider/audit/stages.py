@@ -12,7 +12,7 @@ import torch
 
 from outrider.audit.equality import GREEDY, PENALTIES, SAMPLED, Batch, Setting, check_texts, decode_plainly, with_decoys
 from outrider.audit.faults import IN_FREQUENCIES, IN_TEXTS, Fault
-from outrider.audit.frequencies import ITSELF, TARGET, Redraw, Workers, caught_after, check_frequencies
+from outrider.audit.frequencies import ITSELF, TARGET, Redraw, Workers, caught_after, check_frequencies, flattened
 from outrider.audit.parts import Parts, rows_after
 from outrider.audit.recorded import Recording, record
 from outrider.audit.report import CheckResult, FaultResult
@@ -40,13 +40,15 @@ EVEN: Final = 30.0
 SHARE: Final = 10
 """A rule that throws no dice of its own is redrawn this many times less: every draw chooses among all tokens anew."""
 SEEDS_APART: Final = 2**24
+DEEP: Final = 8
+"""Drafts per round where a fault is planted: what is thrown past a round's end can be thrown again."""
 
 
 @dataclass(frozen=True)
 class Effort:
     """How much an audit does."""
 
-    tokens: int = 48
+    tokens: int = 32
     """Tokens per text."""
     draws: int = 100_000
     """Redrawn texts per chi-square test."""
@@ -169,7 +171,7 @@ class FrequencyStages:
         prefix = _least_certain(self._parts, [prompt[-LONGEST_PREFIX:] for prompt in self._prompts])
         models = {TARGET: self._parts.target, **self._models}
         found = record(models, prefix, length=TEXT_LENGTH, width=WIDTH, vocabulary=self._parts.vocabulary)
-        return found.with_model(ITSELF, found.rows[TARGET] * 0.5).numbered()
+        return found.with_model(ITSELF, flattened(found.rows[TARGET])).numbered()
 
     @cached_property
     def _temperature(self) -> float:
@@ -189,7 +191,7 @@ class FrequencyStages:
 
     def _plant(self, fault: Fault, number: int, alarm: float) -> FaultResult:
         # The fault brings its rule along; any that draws independently lets the drafter be built.
-        redraw = replace(self._redraw(_self_draft(1), self._parts.verifier, number), plant=fault.plant)
+        redraw = replace(self._redraw(_self_draft(1, DEEP), self._parts.verifier, number), plant=fault.plant)
         abreast = max(1, self._effort.workers)
         draws, fit = caught_after(redraw, self._effort.draws, alarm, self._workers, abreast)
         caught = fit.p_value < alarm
@@ -208,8 +210,8 @@ def _is_exact(config: DrafterConfig, rule: Verifier) -> bool:
     return True
 
 
-def _self_draft(topk: int) -> DraftModel:
-    return DraftModel(model=ITSELF, num_steps=3, topk=topk)
+def _self_draft(topk: int, num_steps: int = 3) -> DraftModel:
+    return DraftModel(model=ITSELF, num_steps=num_steps, topk=topk)
 
 
 def _least_certain(parts: Parts, prompts: Sequence[Sequence[int]]) -> Sequence[int]:

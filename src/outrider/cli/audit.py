@@ -31,7 +31,7 @@ class EffortFlags:
     """JSONL file of prompts, each line with "prompt", "text" or "turns"; by default a dozen built-in ones."""
     exact: Annotated[bool, Parameter(negative="")] = False
     """Demand equal tokens even where the backend promises them only up to ties."""
-    max_tokens: int = 48
+    max_tokens: int = 32
     """Tokens of each text that is compared."""
     draws: int = 100_000
     """Texts drawn for each chi-square test."""
@@ -48,11 +48,15 @@ class EffortFlags:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+EFFORT: Final = EffortFlags()
+"""Defaults of the signature."""
+
+
 def audit(
     *,
     model: ModelFlags,
     speculation: SpeculationFlags = SPECULATION,
-    effort: EffortFlags = EffortFlags(),  # noqa: B008 - frozen
+    effort: EffortFlags = EFFORT,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
     """Prove on your own model that speculation changes nothing.
