@@ -43,7 +43,8 @@ chooses once, when the model is loaded, by the context length it serves: the fre
 
 * `longrope`: served with a context within `original_max_position_embeddings`, the short factors, equal to transformers
   for every text; served with more, the long factors, equal to transformers for every text longer than the original
-  length.  Shorter texts then use the long factors too.  Serve a shorter context if all texts are short.
+  length.  Shorter texts then use the long factors too; where all texts are short, `HFModel` with a shorter
+  `context_length` serves them with the short ones.
 * `dynamic`: the frequencies of a text as long as the served context; within `max_position_embeddings` these are the
   unscaled ones, equal to transformers.
 

@@ -158,6 +158,18 @@ VARIANTS = (
         {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 96},
         context=96,
     ),
+    Variant(
+        "hunyuan_v1_dense",
+        "rope dynamic with alpha",
+        {"rope_parameters": {**_DYNAMIC, "factor": 1.0, "alpha": 50.0}},
+    ),
+    Variant(
+        "phi4_multimodal",
+        "rope longrope",
+        {"rope_parameters": _LONGROPE, "original_max_position_embeddings": PRETRAINED},
+        longest_chooses=True,
+    ),
+    Variant("minicpm3", "rope longrope", {"rope_parameters": _LONGROPE}, longest_chooses=True),
     Variant("phimoe", "rope longrope", {"rope_parameters": _MSCALE}, longest_chooses=True),
     Variant("deepseek_v3", "rope yarn", {"rope_parameters": _YARN}),
     Variant("qwen2", "no window", {"layer_types": ["full_attention"] * 4, "use_sliding_window": False}),

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 from families import (
-    CONTEXT,
     PRECISE,
     VARIANTS,
     Variant,
@@ -74,6 +73,6 @@ def _run(model_type: str, variant: Variant | None) -> Outcome:
     hf_names.check_config(config)
     dtype = torch.float64 if model_type in PRECISE else torch.float32
     stock, served = build_pair(config, dtype=dtype)
-    context = variant.context if variant else CONTEXT
+    context = variant.context if variant else hf_names.context_length(config)
     length = context if variant and variant.longest_chooses else 0
     return FlatRun(StockRun(stock, length), served, context).run()

@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from families import CONTEXT, VARIANTS, build_pair, model_types, tiny_config
+from families import CONTEXT, VARIANTS, build_pair, causal_class, model_types, tiny_config
 from flat_contract import FlatRun, StockRun
 from survey import SENSITIVE, TOLERANCE, examine
 
 from outrider.errors import ModelError
+from outrider.kv.pool import PagedCache
 from outrider.target import hf_names
 from outrider.target.hf import HFModel
 from outrider.target.pass_plan import Reach
 from outrider.target.selfcheck import compare_with_eager
+from outrider.target.verified import VERIFIED
+from outrider.tree import SequenceRows, TreeBatch, root_only
 
 TABLE = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
 MAIN = (
@@ -50,6 +53,10 @@ def test_the_table_names_every_model_type_once() -> None:
     assert served | refused == {(model_type, "") for model_type in model_types()} | variants
 
 
+def test_the_verified_classes_are_those_the_table_serves() -> None:
+    assert {causal_class(model_type).__name__ for model_type, _ in table_rows("Served")} == VERIFIED
+
+
 @pytest.mark.parametrize("model_type", [*MAIN, *SPECIAL])
 def test_rows_of_a_flat_pass_equal_the_stock_model_alone(model_type: str) -> None:
     finding = examine(model_type)
@@ -58,6 +65,20 @@ def test_rows_of_a_flat_pass_equal_the_stock_model_alone(model_type: str) -> Non
     assert finding.outcome.control > SENSITIVE
     assert finding.outcome.hidden or model_type == "hrm_text"
     assert (model_type, "") in table_rows("Served")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma3_text", "mixtral", "gpt2", "opt"])
+def test_hidden_rows_are_the_outputs_of_their_blocks(model_type: str) -> None:
+    stock, served = build_pair(tiny_config(model_type))
+    model, cache = HFModel(served, architecture=type(served).__name__, context_length=CONTEXT), PagedCache(8, 4)
+    tokens = list(range(6, 18))
+    assert cache.extend("a", len(tokens))
+    batch = TreeBatch.pack([SequenceRows("a", 0, tuple(tokens[:-1]), root_only(tokens[-1]))])
+    hidden = model.forward(batch, cache, layers=(0, 1, 2)).hidden
+    with torch.inference_mode():
+        states = stock(input_ids=torch.tensor([tokens]), output_hidden_states=True, use_cache=False).hidden_states
+    for layer in range(3):
+        assert torch.allclose(hidden[layer], states[layer + 1][0], atol=1e-4)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: f"{variant.model_type} {variant.name}")

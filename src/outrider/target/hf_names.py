@@ -129,7 +129,8 @@ def _freeze_frequencies(part: Any, kind: str, layer_type: str | None, context_le
     prefix = "" if layer_type is None else f"{layer_type}_"
     buffer = getattr(part, f"{prefix}inv_freq")
     options = {} if layer_type is None else {"layer_type": layer_type}
-    buffer.copy_(ROPE_INIT_FUNCTIONS[kind](part.config, buffer.device, seq_len=context_length, **options)[0])
+    if kind == "longrope" or context_length > part.config.max_position_embeddings:
+        buffer.copy_(ROPE_INIT_FUNCTIONS[kind](part.config, buffer.device, seq_len=context_length, **options)[0])
     if layer_type is None:
         part.rope_type = "frozen"
     else:
