@@ -1,0 +1,223 @@
+"""The audit: clean engines pass, each planted fault is caught, and its judges agree with the definitions."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from contract.cases import PROMPTS, by_id
+from rich.console import Console
+from scipy import stats
+from tiny import VOCABULARY, tiny_model
+
+from outrider import SamplingParams
+from outrider.audit import Effort, Parts, audit, read_prompts
+from outrider.audit.chi_square import chi_square, detectable, tail
+from outrider.audit.equality import GREEDY, PENALTIES, SAMPLED, check_texts, decode_plainly, with_decoys
+from outrider.audit.faults import IN_FREQUENCIES, IN_TEXTS
+from outrider.audit.frequencies import ITSELF, TARGET, Here, Redraw, caught_after, check_frequencies
+from outrider.audit.report import CheckResult, FaultResult, Report
+from outrider.audit.stages import FALSE_ALARM, FrequencyStages
+from outrider.audit.tie import penalised, rounding, survivors
+from outrider.drafters.draft_model import DraftModel
+from outrider.errors import ConfigError
+from outrider.sampling.sampler import RequestSampler
+from outrider.verify import make_verifier
+from outrider.verify.coupled import Coupled
+from outrider.verify.rejection import Rejection
+
+ALARM = 1e-8
+
+
+def load(name: str):  # type: ignore[no-untyped-def]
+    return tiny_model({"good": 0, "bad": 1}[name]), None
+
+
+def parts(case: str = "ngram", verifier: str = "coupled", model: str = "good") -> Parts:
+    return Parts(tiny_model(0), None, load, by_id(case, model), make_verifier(verifier))
+
+
+def stages(engine: Parts, draws: int = 3200) -> FrequencyStages:
+    models = {"good": tiny_model(0), "bad": tiny_model(1)}
+    return FrequencyStages(engine, PROMPTS, Effort(draws=draws), models, Here())
+
+
+@pytest.mark.parametrize("setting", [GREEDY, PENALTIES, *SAMPLED], ids=lambda setting: setting.name)
+@pytest.mark.parametrize("case", ["ngram", "draft_model", "draft_model-tree", "specinfer", "lookup_model"])
+def test_texts_of_a_clean_engine_pass(case: str, setting) -> None:  # type: ignore[no-untyped-def]
+    engine = parts(case)
+    batch = decode_plainly(engine, setting, PROMPTS, tokens=12, seed=3)
+    for arm in (engine, with_decoys(engine, batch)):
+        result = check_texts("texts", engine, arm, batch, exact=True)
+        assert result.passed, result.detail
+
+
+@pytest.mark.parametrize("fault", IN_TEXTS, ids=lambda fault: fault.name)
+def test_faults_of_the_bookkeeping_show_in_texts(fault) -> None:  # type: ignore[no-untyped-def]
+    engine = parts()
+    results = []
+    for setting in (GREEDY, PENALTIES):
+        batch = decode_plainly(engine, setting, PROMPTS, tokens=24, seed=0)
+        results.append(check_texts("texts", engine, fault.plant(with_decoys(engine, batch)), batch, exact=False))
+    assert not all(result.passed for result in results)
+
+
+@pytest.mark.parametrize("fault", IN_FREQUENCIES, ids=lambda fault: fault.name)
+def test_faults_of_the_dice_show_in_frequencies(fault) -> None:  # type: ignore[no-untyped-def]
+    found = stages(parts())
+    redraw = Redraw(
+        found._recording, DraftModel(model=ITSELF, num_steps=8), Rejection(), found._temperature, 5, plant=fault.plant
+    )
+    _, fit = caught_after(redraw, 40_000, ALARM, Here(), 2)
+    assert fit.p_value < ALARM
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "multi-step"])
+@pytest.mark.parametrize("case", ["ngram", "draft_model"])
+def test_frequencies_of_a_clean_engine_pass(case: str, rule: str) -> None:
+    found = stages(parts(case, model="bad"))
+    redraw = Redraw(found._recording, by_id(case, "bad"), make_verifier(rule), found._temperature, 1)
+    result = check_frequencies("frequencies", redraw, 3200, ALARM, Here())
+    assert result.passed, result.detail
+
+
+def test_every_exact_ratio_rule_is_drawn_from() -> None:
+    chain = [stage.name for stage in stages(parts("draft_model")).stages()]
+    for rule in ("block", "multi-step", "recursive", "rejection", "traversal"):
+        assert f"frequencies: {rule}, draft_model" in chain
+        assert f"frequencies: {rule}, the target itself" in chain
+    tree = [stage.name for stage in stages(parts("draft_model-tree")).stages()]
+    assert "frequencies: block, draft_model" not in tree
+    assert "frequencies: traversal, draft_model" in tree
+
+
+def test_a_recording_keeps_the_targets_law() -> None:
+    recording = stages(parts("draft_model", model="bad"))._recording
+    law = recording.law(TARGET, 1.5)
+    assert math.isclose(sum(law.values()), 1.0, abs_tol=1e-9)
+    assert len(law) == 6**3
+    laws = recording.laws(SamplingParams(temperature=1.5))
+    rows = torch.cat(list(recording.rows.values()))
+    assert (-rows.amax(dim=1)).round().long().tolist() == list(range(len(rows)))
+    assert torch.allclose(laws.sum(1), torch.ones(len(laws), dtype=torch.float64))
+    first = recording.rows[TARGET][recording.root]
+    marginal = {}
+    for text, chance in law.items():
+        marginal[text[0]] = marginal.get(text[0], 0.0) + chance
+    expected = torch.softmax(first.double() / 1.5, 0)
+    assert all(math.isclose(chance, float(expected[token]), rel_tol=1e-6) for token, chance in marginal.items())
+
+
+class AcceptsEverything(Coupled):
+    def accept(self, tree, rows):  # type: ignore[no-untyped-def]
+        node, path = 0, []
+        while tree.children[node]:
+            node = tree.children[node][0]
+            path.append(node)
+        return super().accept(tree.subtree([0]), rows) if not path else type(self).verdict(tree, path, rows)
+
+    @staticmethod
+    def verdict(tree, path, rows):  # type: ignore[no-untyped-def]
+        from outrider.verify.base import Verdict
+
+        return Verdict.of(tree, path, rows.tokens[path[-1]])
+
+
+def test_a_wrong_rule_fails_the_whole_audit_and_a_lossy_one_is_refused() -> None:
+    engine = replace(parts("draft_model", model="bad"), verifier=AcceptsEverything())
+    batch = decode_plainly(engine, GREEDY, PROMPTS, tokens=12, seed=0)
+    assert not check_texts("texts", engine, engine, batch, exact=False).passed
+    lossy = AcceptsEverything()
+    lossy.lossless = False  # type: ignore[misc]
+    with pytest.raises(ConfigError, match="does not promise to be lossless"):
+        audit(replace(engine, verifier=lossy), PROMPTS, model="tiny")
+
+
+def test_a_whole_small_audit() -> None:
+    report = audit(parts(), PROMPTS[:3], model="tiny", effort=Effort(tokens=8, draws=1000))
+    value = json.loads(json.dumps(report.to_json()))
+    assert set(value) == {
+        "passed",
+        "checks",
+        "faults",
+        "flips",
+        "model",
+        "verifier",
+        "algorithm",
+        "false_alarm",
+        "seconds",
+    }
+    assert all(check["passed"] for check in value["checks"])
+    assert [fault["name"] for fault in value["faults"]] == [f.name for f in (*IN_TEXTS, *IN_FREQUENCIES)]
+    assert value["false_alarm"] == FALSE_ALARM
+    assert value["passed"] == all(fault["caught"] for fault in value["faults"])
+
+
+def test_a_missed_fault_fails_the_report() -> None:
+    good, missed = CheckResult("a", True, "fine"), FaultResult("b", False, "")
+    report = Report("m", "x", "y", (good,), (missed,), FALSE_ALARM, 1.0)
+    assert not report.passed
+    assert "NOT proved lossless" in report.summary()
+    console = Console(width=120, record=True, quiet=True)
+    for table in report.tables():
+        console.print(table)
+    assert "NOTHING" in console.export_text()
+
+
+def test_tail_is_scipys() -> None:
+    for statistic, degrees in ((3.0, 2), (150.0, 80), (400.0, 120), (900.0, 215)):
+        assert math.isclose(tail(statistic, degrees), stats.chi2.sf(statistic, degrees), rel_tol=1e-6)
+
+
+def test_chi_square_pools_rare_cells_and_sees_the_impossible() -> None:
+    law = torch.tensor([0.5, 0.25, 0.2499, 0.0001])
+    fit = chi_square(torch.tensor([5000, 2500, 2499, 1]), law)
+    assert fit.degrees == 2
+    assert fit.p_value > 0.9
+    assert chi_square(torch.tensor([9, 0, 0, 0]), torch.tensor([0.0, 0.5, 0.5, 0.0])).p_value == 0.0
+    assert 0.01 < detectable(100_000, 100, 1e-7) < 0.03
+
+
+@pytest.mark.parametrize("truncation", [{"top_p": 0.8}, {"top_k": 5}, {"min_p": 0.1}, {"top_k": 9, "top_p": 0.7}])
+def test_survivors_are_the_samplers(truncation: dict[str, float]) -> None:
+    params = SamplingParams(temperature=0.9, repetition_penalty=1.4, frequency_penalty=0.3, **truncation)  # type: ignore[arg-type]
+    history = [3, 3, 7, 9, 3, 11]
+    row = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(4)) * 2
+    sampler = RequestSampler(
+        params, seed=1, choice=0, vocabulary=VOCABULARY, committed=history[:4], prompt_length=4, end_ids=()
+    )
+    sampler._committed = history
+    sampler.commit(history[4:])
+    expected = sampler.probabilities(row.unsqueeze(0), [()])[0] > 0
+    scaled = penalised(row, history, 4, params) / params.temperature
+    assert torch.equal(survivors(scaled, params, score=0.0, mass=0.0), expected)
+    assert int(survivors(scaled, params, score=0.5, mass=0.05).sum()) >= int(expected.sum())
+
+
+def test_rounding_grows_with_coarser_precision() -> None:
+    assert rounding(20.0, torch.float32) == 1e-4
+    assert rounding(20.0, torch.float16) == 4 * 2.0**-10 * 16
+    assert rounding(20.0, torch.bfloat16) == 4 * 2.0**-7 * 16
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"prompt": ""}', '{"turns": []}'])
+def test_bad_prompt_files_are_one_sentence(tmp_path, line: str) -> None:  # type: ignore[no-untyped-def]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "fine"}\n' + line + "\n")
+    with pytest.raises(ConfigError, match="line 2"):
+        read_prompts(file)
+
+
+def test_prompt_files_may_name_the_text_in_three_ways(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n\n{"text": "b"}\n{"turns": ["c", "d"]}\n')
+    assert read_prompts(file) == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("field", ["tokens", "draws", "seed", "workers"])
+def test_effort_out_of_bounds_names_the_field(field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        Effort(**{field: -1})

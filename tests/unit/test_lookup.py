@@ -1,0 +1,84 @@
+"""What the lookup drafters propose, on texts one can read."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from outrider.drafters.base import DraftContext, DraftSequence
+from outrider.drafters.ngram import Ngram, NgramDrafter, NgramIndex, copied
+from outrider.drafters.suffix import Suffix, SuffixDrafter
+from outrider.verify.base import Draws
+
+
+def sequence(tokens: list[int], nodes: int = 32, depth: int = 32, key: str = "r", prompt: int = 0) -> DraftSequence:
+    return DraftSequence(key, tokens, prompt, nodes, depth, 1, SimpleNamespace())  # type: ignore[arg-type]
+
+
+def propose(drafter, tokens: list[int], **options: int):  # type: ignore[no-untyped-def]
+    (tree,) = drafter.propose(DraftContext((sequence(tokens, **options),), Draws.PERTURBED))
+    return tree
+
+
+def test_the_longest_match_wins_and_the_latest_of_equals() -> None:
+    drafter = NgramDrafter(Ngram(num_draft_tokens=3, max_match=3, min_match=1))
+    assert propose(drafter, [1, 2, 3, 9, 9, 2, 3, 7, 7, 1, 2, 3]).tokens == (3, 9, 9, 2)
+    fresh = NgramDrafter(Ngram(num_draft_tokens=2, max_match=2, min_match=1))
+    assert propose(fresh, [5, 1, 5, 2, 5]).tokens == (5, 2, 5)
+
+
+def test_a_match_shorter_than_asked_drafts_nothing() -> None:
+    assert len(propose(NgramDrafter(Ngram(min_match=2)), [5, 1, 5, 2, 5])) == 1
+    assert len(propose(SuffixDrafter(Suffix(min_match=2)), [5, 1, 5, 2, 5])) == 1
+
+
+def test_a_loop_is_drafted_past_the_end_of_the_text() -> None:
+    assert copied([1, 2, 3], 1, 5) == [2, 3, 2, 3, 2]
+    assert propose(NgramDrafter(Ngram(num_draft_tokens=6)), [7, 8] * 3).tokens == (8, 7, 8, 7, 8, 7, 8)
+    tree = propose(SuffixDrafter(Suffix(num_draft_tokens=6, length_factor=8, min_survival=0)), [7, 8] * 6)
+    assert tree.tokens == (8, 7, 8, 7, 8, 7, 8)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_budgets_are_kept(nodes: int, depth: int) -> None:
+    for drafter in (NgramDrafter(Ngram()), SuffixDrafter(Suffix(topk=3, min_survival=0))):
+        tree = propose(drafter, [7, 8, 9] * 5, nodes=nodes, depth=depth)
+        assert len(tree) <= nodes
+        assert max(tree.depths) <= depth
+
+
+def test_the_index_grows_with_what_was_appended_only() -> None:
+    index, tokens = NgramIndex(Ngram(max_match=2, min_match=1)), [1, 2, 3]
+    index.match(tokens)
+    for token in (1, 2, 4, 1):
+        tokens.append(token)
+        index.match(tokens)
+        assert index._indexed == len(tokens) - 1
+    assert index.match(tokens) == (index.match(list(tokens))[0], 1)
+    assert tokens[index.match(tokens)[0]] == 2
+
+
+def test_suffix_follows_what_came_most_often() -> None:
+    text = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 5, 1, 2, 3]
+    tree = propose(SuffixDrafter(Suffix(num_draft_tokens=1)), text)
+    assert tree.tokens == (3, 5)
+    wide = propose(SuffixDrafter(Suffix(num_draft_tokens=2, topk=2, min_survival=0)), text)
+    assert set(wide.tokens[1:]) >= {5}
+    assert wide.survival[1] >= wide.survival[2]
+
+
+def test_suffix_believes_a_long_match_more_than_a_short_one() -> None:
+    short = propose(SuffixDrafter(Suffix(min_match=1, min_survival=0)), [1, 9, 1])
+    long = propose(SuffixDrafter(Suffix(min_match=1, min_survival=0)), [1, 2, 3, 4, 5, 6, 9, 1, 2, 3, 4, 5, 6])
+    assert long.survival[1] > short.survival[1]
+
+
+def test_the_corpus_drafts_for_later_requests_and_only_where_asked() -> None:
+    for megabytes, drafted in ((1, True), (0, False)):
+        drafter = SuffixDrafter(Suffix(corpus_megabytes=megabytes, num_draft_tokens=3))
+        propose(drafter, [10, 11, 12, 13, 14, 15], key="first")
+        drafter.close("first")
+        tree = propose(drafter, [90, 11, 12, 13], key="second")
+        assert (tree.tokens[1:3] == (14, 15)) is drafted
