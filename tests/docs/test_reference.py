@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from types import ModuleType
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_reference_is_fresh() -> None:
-    spec = importlib.util.spec_from_file_location("generate_reference", DOCS / "generate_reference.py")
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_is_fresh() -> None:
+    module = load("generate_reference")
     assert (DOCS / "reference.md").read_text(encoding="utf-8") == module.render(), "run docs/generate_reference.py"
+
+
+def test_the_readmes_results_are_fresh() -> None:
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    assert text == load("generate_results").render(text), "run docs/generate_results.py"
