@@ -14,7 +14,7 @@ class CacheConfig:
     """How many keys and values are kept."""
 
     method = "cache"
-    rows: int = option(0, "Token rows each model's cache can hold; 0 makes room for two whole contexts.")
+    rows: int = option(0, "Token rows each model's cache can hold; 0 makes room for two whole contexts, 65536 at most.")
     page_size: int = option(16, "Rows per page.", low=1, high=4096)
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ from outrider.target.tokenizer import Tokenizer
 from outrider.verify import check_exact, make_verifier
 
 Prompt = str | Sequence[int]
+_MOST_ROWS = 65536
 Messages = Sequence[Mapping[str, str]]
 
 
@@ -36,6 +37,7 @@ class LLM:
             ``float16``.
         device: ``auto``, ``cpu`` or ``cuda``.
         backend: what runs the model; ``auto`` takes the best there is.
+        context_length: most tokens of prompt and output together; None is the model's own limit.
         cache: how many keys and values are kept.
         scheduler: how much work goes into one pass.
 
@@ -52,6 +54,7 @@ class LLM:
         dtype: str = "auto",
         device: str = "auto",
         backend: str = "auto",
+        context_length: int | None = None,
         cache: CacheConfig | None = None,
         scheduler: SchedulerConfig | None = None,
     ) -> None:
@@ -61,7 +64,9 @@ class LLM:
         def load(path: str | Path) -> tuple[TargetModel, Tokenizer]:
             return load_model(path, backend=backend, dtype=precision, device=where)
 
-        target, tokenizer = load(model)
+        target, tokenizer = load_model(
+            model, backend=backend, dtype=precision, device=where, context_length=context_length
+        )
         self._assemble(target, tokenizer, load, speculation, cache, scheduler, precision)
 
     @classmethod
@@ -119,7 +124,7 @@ class LLM:
             deterministic=needs.deterministic,
         )
         pages = cache or CacheConfig()
-        pool = KVPool(pages.rows or 2 * target.context_length, pages.page_size)
+        pool = KVPool(pages.rows or min(2 * target.context_length, _MOST_ROWS), pages.page_size)
         vocabulary = min(target.vocabulary, tokenizer.vocab_size) if tokenizer else target.vocabulary
         bench = Workbench(
             target=target,

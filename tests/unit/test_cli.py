@@ -376,3 +376,12 @@ def test_every_error_of_ours_is_bad_input() -> None:
 
     for name in ("ConfigError", "ModelError", "RequestError", "NumericsError"):
         assert issubclass(getattr(errors, name), OutriderError)
+
+
+@pytest.mark.parametrize("wish", [0, 10_000_000])
+def test_a_context_longer_than_the_models_is_refused(
+    folder: Path, wish: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["generate", "--model", str(folder), "--context-length", str(wish), "hello"])
+    assert code == 2
+    assert "context_length" in capsys.readouterr().err

@@ -124,7 +124,9 @@ def _load(request: Request, arms: Sequence[Arm]) -> tuple[Models, torch.dtype]:
     flags = request.model
     device = resolve_device(flags.device)
     dtype = resolve_dtype(flags.dtype, device)
-    target, tokenizer = load_model(flags.model, backend=flags.backend, dtype=dtype, device=device)
+    target, tokenizer = load_model(
+        flags.model, backend=flags.backend, dtype=dtype, device=device, context_length=flags.context_length
+    )
     drafts = {}
     named = {path for arm in arms for path in _option_values(arm.config)}
     for path in (path for path in request.methods.draft_models if path in named):

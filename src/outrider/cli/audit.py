@@ -92,7 +92,7 @@ def _load(flags: ModelFlags, plan: Plan) -> Parts:
     device = resolve_device(flags.device)
     dtype = resolve_dtype(flags.dtype, device)
     load = functools.cache(functools.partial(load_model, backend=flags.backend, dtype=dtype, device=device))
-    target, tokenizer = load(flags.model)
+    target, tokenizer = load(flags.model, context_length=flags.context_length)
     return Parts(target, tokenizer, load, plan.config, plan.verifier, dtype)
 
 

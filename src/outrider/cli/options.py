@@ -39,6 +39,8 @@ class ModelFlags:
     """auto, cpu or cuda."""
     backend: str = "auto"
     """What runs the model; auto takes the best there is."""
+    context_length: int | None = None
+    """Most tokens of prompt and output together; by default the model's own limit."""
     threads: int | None = None
     """CPU threads; by default torch's own choice."""
 
@@ -60,7 +62,14 @@ class ModelFlags:
         from outrider.llm import LLM  # takes seconds, which --help and bad flags need not wait for
 
         self.use_threads()
-        return LLM(self.model, speculation=plan.speculation, dtype=self.dtype, device=self.device, backend=self.backend)
+        return LLM(
+            self.model,
+            speculation=plan.speculation,
+            dtype=self.dtype,
+            device=self.device,
+            backend=self.backend,
+            context_length=self.context_length,
+        )
 
 
 @Parameter(name="*")

@@ -48,13 +48,18 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return _DTYPES[name]
 
 
-def _load_hf(model: str | Path, dtype: torch.dtype, device: torch.device) -> tuple[TargetModel, Tokenizer]:
+def _load_hf(
+    model: str | Path, dtype: torch.dtype, device: torch.device, context_length: int | None
+) -> tuple[TargetModel, Tokenizer]:
     loaded = load(model, dtype=dtype, device=device, attention=ATTENTION)
-    served = HFModel(loaded.module, architecture=loaded.architecture, context_length=loaded.context_length)
+    longest = loaded.context_length if context_length is None else context_length
+    if not 1 <= longest <= loaded.context_length:
+        raise ConfigError(f"context_length must be at least 1 and at most the model's {loaded.context_length}")
+    served = HFModel(loaded.module, architecture=loaded.architecture, context_length=longest)
     return served, loaded.tokenizer
 
 
-_Loader = Callable[[str | Path, torch.dtype, torch.device], tuple[TargetModel, Tokenizer]]
+_Loader = Callable[[str | Path, torch.dtype, torch.device, int | None], tuple[TargetModel, Tokenizer]]
 _BACKENDS: Final[dict[str, _Loader]] = {"hf": _load_hf}
 _PREFERENCE: Final = ("hf",)
 
@@ -65,15 +70,27 @@ def backends() -> list[str]:
 
 
 def load_model(
-    model: str | Path, *, backend: str, dtype: torch.dtype, device: torch.device
+    model: str | Path,
+    *,
+    backend: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    context_length: int | None = None,
 ) -> tuple[TargetModel, Tokenizer]:
     """Load a model behind the best backend that serves it.
 
+    Args:
+        model: see :func:`outrider.target.loading.load`.
+        backend: its name, or ``auto``.
+        dtype: precision of the weights.
+        device: where they go.
+        context_length: most positions to serve; None is the model's own.
+
     Raises:
-        ConfigError: an unknown backend.
+        ConfigError: an unknown backend, or a context longer than the model's.
         ModelError: the model cannot be found, read or served.
     """
     name = _PREFERENCE[0] if backend == _AUTO else backend
     if name not in _BACKENDS:
         raise ConfigError(f"there is no backend {backend!r}; there are: auto, {', '.join(_BACKENDS)}")
-    return _BACKENDS[name](model, dtype, device)
+    return _BACKENDS[name](model, dtype, device, context_length)
