@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from dataclasses import replace
@@ -25,7 +26,7 @@ from outrider.audit.tie import penalised, rounding, survivors
 from outrider.drafters.draft_model import DraftModel
 from outrider.errors import ConfigError
 from outrider.sampling.sampler import RequestSampler
-from outrider.verify import make_verifier
+from outrider.verify import Verdict, make_verifier
 from outrider.verify.coupled import Coupled
 from outrider.verify.rejection import Rejection
 
@@ -46,7 +47,7 @@ def stages(engine: Parts, draws: int = 3200) -> FrequencyStages:
 
 
 @pytest.mark.parametrize("setting", [GREEDY, PENALTIES, *SAMPLED], ids=lambda setting: setting.name)
-@pytest.mark.parametrize("case", ["ngram", "draft_model", "draft_model-tree", "specinfer", "lookup_model"])
+@pytest.mark.parametrize("case", ["ngram", "draft_model-tree", "lookup_model"])
 def test_texts_of_a_clean_engine_pass(case: str, setting) -> None:  # type: ignore[no-untyped-def]
     engine = parts(case)
     batch = decode_plainly(engine, setting, PROMPTS, tokens=12, seed=3)
@@ -71,16 +72,16 @@ def test_faults_of_the_dice_show_in_frequencies(fault) -> None:  # type: ignore[
     redraw = Redraw(
         found._recording, DraftModel(model=ITSELF, num_steps=8), Rejection(), found._temperature, 5, plant=fault.plant
     )
-    _, fit = caught_after(redraw, 40_000, ALARM, Here(), 2)
+    _, fit = caught_after(redraw, 40_000, ALARM, Here(), 1)
     assert fit.p_value < ALARM
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block", "multi-step"])
+@pytest.mark.parametrize("rule", ["block", "multi-step"])
 @pytest.mark.parametrize("case", ["ngram", "draft_model"])
 def test_frequencies_of_a_clean_engine_pass(case: str, rule: str) -> None:
     found = stages(parts(case, model="bad"))
-    redraw = Redraw(found._recording, by_id(case, "bad"), make_verifier(rule), found._temperature, 1)
-    result = check_frequencies("frequencies", redraw, 3200, ALARM, Here())
+    redraw = Redraw(found._recording, by_id(case, "bad"), make_verifier(rule), found._temperature, 1, each=25)
+    result = check_frequencies("frequencies", redraw, 1600, ALARM, Here())
     assert result.passed, result.detail
 
 
@@ -117,13 +118,7 @@ class AcceptsEverything(Coupled):
         while tree.children[node]:
             node = tree.children[node][0]
             path.append(node)
-        return super().accept(tree.subtree([0]), rows) if not path else type(self).verdict(tree, path, rows)
-
-    @staticmethod
-    def verdict(tree, path, rows):  # type: ignore[no-untyped-def]
-        from outrider.verify.base import Verdict
-
-        return Verdict.of(tree, path, rows.tokens[path[-1]])
+        return Verdict.of(tree, path, rows.tokens[node])
 
 
 def test_a_wrong_rule_fails_the_whole_audit_and_a_lossy_one_is_refused() -> None:
@@ -161,7 +156,7 @@ def test_a_missed_fault_fails_the_report() -> None:
     report = Report("m", "x", "y", (good,), (missed,), FALSE_ALARM, 1.0)
     assert not report.passed
     assert "NOT proved lossless" in report.summary()
-    console = Console(width=120, record=True, quiet=True)
+    console = Console(width=120, record=True, file=io.StringIO())
     for table in report.tables():
         console.print(table)
     assert "NOTHING" in console.export_text()

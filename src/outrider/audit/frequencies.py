@@ -26,9 +26,8 @@ FLATTENING: Final = 0.125
 """The drafter's logits are the target's times this."""
 ABREAST: Final = 64
 """Requests side by side."""
-DRAWS_EACH: Final = 50
-"""Draws of one request."""
-BATCH: Final = ABREAST * DRAWS_EACH
+MOST_EACH: Final = 50
+"""Most draws of one request."""
 
 
 def flattened(rows: torch.Tensor) -> torch.Tensor:
@@ -54,6 +53,12 @@ class Redraw:
     seed: int
     plant: Callable[[Parts], Parts] | None = None
     """Puts a fault into the engine's parts."""
+    each: int = MOST_EACH
+    """Draws of one request."""
+
+    def batches(self, draws: int) -> int:
+        """How many batches make so many draws, the last one rounded up."""
+        return -(-draws // (self.each * ABREAST))
 
     @cached_property
     def cells(self) -> dict[tuple[int, ...], float]:
@@ -66,7 +71,7 @@ class Redraw:
 
 
 def count(redraw: Redraw, batch: int) -> torch.Tensor:
-    """Draw :data:`BATCH` texts.
+    """Draw one batch of texts.
 
     Args:
         redraw: what to draw from.
@@ -76,7 +81,7 @@ def count(redraw: Redraw, batch: int) -> torch.Tensor:
         int64 [cells + 1], the last counts texts that cannot be drawn.
     """
     recording = redraw.recording
-    params = SamplingParams(temperature=redraw.temperature, max_tokens=recording.length * DRAWS_EACH)
+    params = SamplingParams(temperature=redraw.temperature, max_tokens=recording.length * redraw.each)
     parts = Parts(
         target=recording.model(TARGET),
         tokenizer=None,
@@ -127,7 +132,7 @@ def check_frequencies(name: str, redraw: Redraw, draws: int, alarm: float, worke
         alarm: odds of a false alarm.
         workers: who draws.
     """
-    batches = range(-(-draws // BATCH))
+    batches = range(redraw.batches(draws))
     try:
         counts: torch.Tensor = sum(workers.map(count, [redraw] * len(batches), batches))
     except NumericsError as error:
@@ -150,7 +155,7 @@ def caught_after(redraw: Redraw, draws: int, alarm: float, workers: Workers, abr
         Draws made, and the last fit.
     """
     total = torch.zeros(len(redraw.cells) + 1, dtype=torch.int64)
-    for first in range(0, -(-draws // BATCH), abreast):
+    for first in range(0, redraw.batches(draws), abreast):
         for counts in workers.map(count, [redraw] * abreast, range(first, first + abreast)):
             total += counts
         fit = redraw.fit(total)

@@ -12,7 +12,17 @@ import torch
 
 from outrider.audit.equality import GREEDY, PENALTIES, SAMPLED, Batch, Setting, check_texts, decode_plainly, with_decoys
 from outrider.audit.faults import IN_FREQUENCIES, IN_TEXTS, Fault
-from outrider.audit.frequencies import ITSELF, TARGET, Redraw, Workers, caught_after, check_frequencies, flattened
+from outrider.audit.frequencies import (
+    ABREAST,
+    ITSELF,
+    MOST_EACH,
+    TARGET,
+    Redraw,
+    Workers,
+    caught_after,
+    check_frequencies,
+    flattened,
+)
 from outrider.audit.parts import Parts, rows_after
 from outrider.audit.recorded import Recording, record
 from outrider.audit.report import CheckResult, FaultResult
@@ -183,7 +193,8 @@ class FrequencyStages:
 
     def _redraw(self, config: DrafterConfig, rule: Verifier, number: int) -> Redraw:
         seed = self._effort.seed + number * SEEDS_APART
-        return Redraw(self._recording, config, rule, self._temperature, seed)
+        each = min(MOST_EACH, max(1, self._effort.draws // ABREAST))
+        return Redraw(self._recording, config, rule, self._temperature, seed, each=each)
 
     def _check(self, name: str, config: DrafterConfig, rule: Verifier, number: int, alarm: float) -> CheckResult:
         draws = self._effort.draws // (SHARE if rule.draws in TARGET_ONLY else 1)
