@@ -132,7 +132,7 @@ def test_a_wrong_rule_fails_the_whole_audit_and_a_lossy_one_is_refused() -> None
 
 
 def test_a_whole_small_audit() -> None:
-    report = audit(parts(), PROMPTS[:3], model="tiny", effort=Effort(tokens=8, draws=1000))
+    report = audit(parts(), PROMPTS[:3], model="tiny", effort=Effort(tokens=8, draws=256))
     value = json.loads(json.dumps(report.to_json()))
     assert set(value) == {
         "passed",

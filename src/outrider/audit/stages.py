@@ -70,7 +70,7 @@ class Effort:
 
     def __post_init__(self) -> None:
         """Refuse values out of bounds."""
-        for name, low in (("tokens", 8), ("draws", 1000), ("seed", 0), ("workers", 0)):
+        for name, low in (("tokens", 8), ("draws", ABREAST), ("seed", 0), ("workers", 0)):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}, not {getattr(self, name)}")
 
