@@ -131,7 +131,23 @@ def survivors(scaled: torch.Tensor, params: SamplingParams, *, score: float, mas
         keep &= values >= values[params.top_k - 1] - score
         if score <= 0.0:  # ties at the edge: the lowest ids stay, or, when in doubt, none of the others' rank
             keep[params.top_k :] = False
-    p = torch.softmax(values.masked_fill(~keep, -torch.inf), 0)
-    keep &= torch.cumsum(p, 0) - p < params.top_p + mass if params.top_p < 1.0 else keep
+    if params.top_p < 1.0:
+        p = torch.softmax(values.masked_fill(~keep, -torch.inf), 0)
+        keep &= _mass_before(values, p, score) < params.top_p + mass
     keep[0] = True
     return torch.zeros(len(scaled), dtype=torch.bool).scatter_(0, order, keep)
+
+
+def _mass_before(values: torch.Tensor, p: torch.Tensor, score: float) -> torch.Tensor:
+    """Mass of the tokens that rank before each one; within ``score`` ranks may be exchanged.
+
+    Args:
+        values: float64 [tokens], falling.
+        p: float64 [tokens], their probabilities.
+        score: above 0 near ties rank after the token, below 0 before it, at 0 as they are sorted.
+    """
+    if score == 0.0:
+        return torch.cumsum(p, 0) - p
+    up_to = torch.cat((torch.zeros(1, dtype=p.dtype), torch.cumsum(p, 0)))
+    rank = torch.searchsorted(-values, -(values + score), right=score < 0.0)
+    return up_to[rank] - (p if score < 0.0 else 0.0)
