@@ -58,9 +58,14 @@ class TableModel:
         logits = self.table[known, batch.tokens]
         return TargetOutput(logits[batch.wanted], {})
 
-    def joint(self, prompt: list[int], length: int, temperature: float = 1.0) -> dict[tuple[int, ...], float]:
+    def joint(
+        self, prompt: list[int], length: int, temperature: float = 1.0, top_k: int = 0
+    ) -> dict[tuple[int, ...], float]:
         """Exact probability of every continuation of a prompt."""
-        law = torch.softmax(self.table.double() / temperature, dim=-1)
+        scores = self.table.double() / temperature
+        if top_k:
+            scores = scores.masked_fill(scores < scores.topk(top_k).values[..., -1:], -torch.inf)
+        law = torch.softmax(scores, dim=-1)
         result = {}
         for text in itertools.product(range(self.vocabulary), repeat=length):
             probability, before, last = 1.0, prompt[-2] if len(prompt) > 1 else 0, prompt[-1]

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from outrider.errors import RequestError
+from outrider.errors import ConfigError, RequestError
 from outrider.request import Request
 from outrider.sampling.params import SamplingParams, check_token_ids
 from outrider.sampling.sampler import RequestSampler
@@ -44,7 +44,9 @@ def admit(
         ConfigError: the parameters name a token the model does not have.
     """
     check_token_ids(params, vocabulary)
-    _check_prompt(prompt, vocabulary, longest)
+    if params.stop and tokenizer is None:
+        raise ConfigError("stop needs text, but this model was given without a tokenizer; use stop_token_ids")
+    _check_prompt(prompt, vocabulary, longest, outputs=1 if params.max_tokens is None else min(1, params.max_tokens))
     if seed is None:
         seed = secrets.randbits(64) if params.seed is None else params.seed
     seed %= 2**64
@@ -78,13 +80,13 @@ def admit(
     )
 
 
-def _check_prompt(prompt: Sequence[int], vocabulary: int, longest: int) -> None:
+def _check_prompt(prompt: Sequence[int], vocabulary: int, longest: int, outputs: int) -> None:
     if not prompt:
         raise RequestError("the prompt is empty; give it at least one token")
-    unknown = next((token for token in prompt if not 0 <= token < vocabulary), None)
-    if unknown is not None:
-        raise RequestError(f"the prompt holds token id {unknown}, but the model has ids 0 to {vocabulary - 1}")
-    if len(prompt) >= longest:
+    for token in prompt:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary:
+            raise RequestError(f"the prompt holds token id {token!r}, but the model has ids 0 to {vocabulary - 1}")
+    if len(prompt) + outputs > longest:
         raise RequestError(
             f"the prompt has {len(prompt)} tokens, but the context holds {longest} and the output needs one; shorten it"
         )

@@ -47,11 +47,8 @@ class Progress:
     drafted: int = 0
     """How many of the tokens were accepted drafts; they come first."""
     text: str = ""
-
-    @property
-    def finished(self) -> bool:
-        """Whether the request ended."""
-        return self.request.finish_reason is not None
+    finished: bool = False
+    """Whether the request ended with this round; it may have ended since when a later reader asks the request."""
 
 
 class Engine:
@@ -119,7 +116,7 @@ class Engine:
         self._drafter.observe(Outcome(context, trees, [verdict for verdict, _ in verdicts], batch, output))
         clock.append(time.perf_counter())
 
-        self._record(work, clock)
+        self._record(work, clock, sum(len(verdict.tokens) for verdict, _ in verdicts))
         return ended + [self._close_ended(progress) for _, progress in verdicts]
 
     def _decide(self, item: Work, tree: TokenTree, rows: TargetRows) -> tuple[Verdict, Progress]:
@@ -129,7 +126,7 @@ class Engine:
             verdict = self.verifier.accept(tree, rows)
         except (NumericsError, RequestError) as error:
             self._scheduler.finish(request, FinishReason.ERROR, str(error))
-            return Verdict.nothing(), Progress(request)
+            return Verdict.nothing(), Progress(request, finished=True)
         taken = request.stopper.take(verdict.tokens)
         verdict = verdict.cut(tree, taken.count)
         kept = [*range(item.forced + 1), *(item.forced + node for node in verdict.path)]
@@ -138,7 +135,8 @@ class Engine:
             chosen_from = rows.logits[[0, *verdict.path][: len(verdict.tokens)], : self.vocabulary]
             request.logprobs += token_logprobs(chosen_from, verdict.tokens, request.params.logprobs)
         self._scheduler.commit(item, verdict, taken)
-        return verdict, Progress(request, verdict.tokens, len(verdict.path), taken.text)
+        ended = taken.finish_reason is not None
+        return verdict, Progress(request, verdict.tokens, len(verdict.path), taken.text, ended)
 
     def submit(
         self, prompt: Sequence[int], params: SamplingParams, *, choice: int = 0, seed: int | None = None
@@ -191,16 +189,16 @@ class Engine:
             request = self._cancelled.pop()
             if request.finish_reason is None:
                 self._scheduler.finish(request, FinishReason.CANCELLED)
-                ended.append(self._close_ended(Progress(request)))
+                ended.append(self._close_ended(Progress(request, finished=True)))
         return ended
 
-    def _record(self, work: Sequence[Work], clock: Sequence[float]) -> None:
+    def _record(self, work: Sequence[Work], clock: Sequence[float], tokens: int) -> None:
         begun, scheduled, proposed, packed, forwarded, decided, observed = clock
         total, draft, verify = observed - begun, proposed - scheduled + observed - decided, forwarded - packed
         if any(item.forced for item in work):
             self.seconds.prefill += total
         else:
-            self.seconds.add_round(draft=draft, verify=verify, other=total - draft - verify)
+            self.seconds.add_round(draft=draft, verify=verify, other=total - draft - verify, tokens=tokens)
 
 
 def _view(item: Work) -> DraftSequence:

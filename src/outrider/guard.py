@@ -12,7 +12,9 @@ _log = logging.getLogger(__name__)
 
 
 class GuardedDrafter:
-    """A drafter whose failures end drafting for the request that met them, with a logged reason, and nothing else.
+    """A drafter whose failures end drafting for the requests that met them, with a logged reason, and nothing else.
+
+    A failure in ``propose`` is traced to its request; one in ``observe`` ends drafting for the whole round's.
 
     Args:
         drafter: the drafter.
@@ -20,7 +22,7 @@ class GuardedDrafter:
     """
 
     def __init__(self, drafter: Drafter, vocabulary: int) -> None:
-        self._drafter, self._vocabulary = drafter, vocabulary
+        self._drafter, self._vocabulary, self._needs = drafter, vocabulary, drafter.needs
         self._off: set[str] = set()
         self.hidden_layers = drafter.needs.hidden_layers
 
@@ -75,10 +77,18 @@ class GuardedDrafter:
                     f"the tree has {len(tree)} nodes and depth {max(tree.depths)}, "
                     f"but may have {sequence.nodes} and {sequence.depth}"
                 )
+            drawn_once = len(tree.candidates) == len(tree) - 1
+            if not self._needs.branching and not (tree.is_chain and drawn_once):
+                raise ValueError("the tree branches, which its drafter did not announce")
+            if not self._needs.merged and any(candidate.source for candidate in tree.candidates):
+                raise ValueError("the tree holds draws of several drafters, which its drafter did not announce")
             if not all(0 <= token < self._vocabulary for token in tree.tokens):
                 raise ValueError("the tree holds a token the target does not have")
 
     def _switch_off(self, key: str, error: Exception) -> None:
         _log.warning("drafting ended for request %s, which goes on plain: %s: %s", key, type(error).__name__, error)
         self._off.add(key)
-        self._drafter.close(key)
+        try:
+            self._drafter.close(key)
+        except Exception:  # noqa: BLE001 - it is being switched off because it fails
+            _log.exception("the drafter also failed to let go of request %s", key)

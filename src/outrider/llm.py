@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from rich.progress import Progress as ProgressBar
 from outrider.completion import Choice, Chunk, Completion
 from outrider.config import CacheConfig, SchedulerConfig, Speculation
 from outrider.drafters.base import DrafterConfig, Workbench
-from outrider.engine import Engine
+from outrider.engine import Engine, Progress
 from outrider.errors import ConfigError, RequestError
 from outrider.kv.pool import KVPool
 from outrider.request import Request
@@ -33,7 +35,7 @@ class LLM:
     Args:
         model: a folder, a hub id, a ``.gguf`` file, or the name of one in the models folder.
         speculation: a method's name or config, a :class:`Speculation`, or None for plain decoding.
-        dtype: ``auto`` (float32 on the CPU, the file's own precision elsewhere), ``float32``, ``bfloat16`` or
+        dtype: ``auto`` (float32 on the CPU, bfloat16 elsewhere), ``float32``, ``bfloat16`` or
             ``float16``.
         device: ``auto``, ``cpu`` or ``cuda``.
         backend: what runs the model; ``auto`` takes the best there is.
@@ -136,6 +138,7 @@ class LLM:
             vocabulary=vocabulary,
             load=load,
         )
+        self._inboxes: dict[str, deque[Progress]] = {}
         self.drafter_config, self.verifier, self.tokenizer = config, verifier, tokenizer
         self.engine = Engine(
             target=target,
@@ -197,17 +200,24 @@ class LLM:
             prompt: a text or token ids.
             params: None is greedy.
         """
-        requests = self._submit(self.encode(prompt), params or SamplingParams())
-        mine = {request.id for request in requests}
+        return self._stream(self.encode(prompt), params or SamplingParams())
+
+    def _stream(self, prompt: Sequence[int], params: SamplingParams) -> Iterator[Chunk]:
+        requests = self._submit(prompt, params)
+        inbox: deque[Progress] = deque()
+        self._inboxes |= {request.id: inbox for request in requests}
         open_requests = len(requests)
         try:
             while open_requests:
-                for item in self.engine.step():
-                    if item.request.id in mine:
-                        open_requests -= item.finished
-                        whole = Choice.of(item.request) if item.finished else None
-                        yield Chunk(item.request.choice, item.text, item.tokens, item.drafted, whole)
+                while not inbox:
+                    self._step()
+                item = inbox.popleft()
+                open_requests -= item.finished
+                whole = Choice.of(item.request) if item.finished else None
+                yield Chunk(item.request.choice, item.text, item.tokens, item.drafted, whole)
         finally:
+            for request in requests:
+                self._inboxes.pop(request.id, None)
             self._abandon(requests)
 
     def chat(self, messages: Messages, params: SamplingParams | None = None) -> Completion:
@@ -229,7 +239,7 @@ class LLM:
             ConfigError: text for a model without a tokenizer.
         """
         if not isinstance(prompt, str):
-            return list(prompt)
+            return [token if isinstance(token, int) else index(token) for token in prompt]
         return self._tokenizer.encode(prompt)
 
     def encode_chat(self, messages: Messages) -> list[int]:
@@ -251,14 +261,29 @@ class LLM:
         with ProgressBar(disable=not progress, transient=True) as bar:
             task = bar.add_task("completing", total=len(requests))
             while any(request.finish_reason is None for request in requests):
-                for item in self.engine.step():
-                    bar.advance(task, item.finished)
+                self._step()
+                bar.update(task, completed=sum(request.finish_reason is not None for request in requests))
+
+    def _step(self) -> None:
+        """Run a round, and hand what happened to the streams it belongs to: several may be open side by side."""
+        self._deliver(self.engine.step())
+
+    def _deliver(self, progress: Sequence[Progress]) -> None:
+        for item in progress:
+            if item.request.id in self._inboxes:
+                self._inboxes[item.request.id].append(item)
 
     def _abandon(self, requests: Any) -> None:
         for request in requests:
             self.engine.cancel(request)
-        self.engine.end_cancelled()
+        self._deliver(self.engine.end_cancelled())
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    if isinstance(prompts, str) or len(prompts) == 0:
+        return isinstance(prompts, str)
+    try:
+        index(prompts[0])  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True

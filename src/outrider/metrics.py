@@ -100,13 +100,21 @@ class PhaseSeconds:
     """Scheduling, sampling, acceptance, commits, text: the engine's own time."""
     rounds: int = 0
     """Passes that only decode."""
+    tokens: int = 0
+    """Tokens those passes emitted, of all requests."""
 
-    def add_round(self, *, draft: float, verify: float, other: float) -> None:
+    def add_round(self, *, draft: float, verify: float, other: float, tokens: int) -> None:
         """Count one decoding pass."""
         self.rounds += 1
+        self.tokens += tokens
         self.draft += draft
         self.verify += verify
         self.other += other
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoding speed: tokens over seconds of the passes that only decode, all requests together."""
+        return self.tokens / self.decode if self.decode else 0.0
 
     @property
     def decode(self) -> float:
@@ -125,4 +133,5 @@ class PhaseSeconds:
             self.verify - before.verify,
             self.other - before.other,
             self.rounds - before.rounds,
+            self.tokens - before.tokens,
         )

@@ -53,7 +53,7 @@ class Request:
     """Rounds begun; names the dice of ratio rules, so it never goes back."""
     status: Status = Status.WAITING
     drafting: bool = True
-    """False once a drafter failed on it, or where the user wants plain decoding."""
+    """False where the user wants plain decoding."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None

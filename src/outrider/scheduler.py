@@ -45,6 +45,7 @@ class Scheduler:
         self._cache, self._config, self._most_nodes = cache, config, most_nodes
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self._fair_nodes = most_nodes
 
     @property
     def idle(self) -> bool:
@@ -64,6 +65,7 @@ class Scheduler:
         work: list[Work] = []
         preempted: list[Request] = []
         rows = self._config.max_rows
+        self._fair_nodes = self._drafting_share()
         for request in sorted(self.running, key=lambda request: request.pending > 1):
             if request.status is not Status.RUNNING or rows == 0:
                 continue
@@ -86,12 +88,23 @@ class Scheduler:
             item.request.round_number += item.reaches_anchor
         return work, preempted
 
+    def _drafting_share(self) -> int:
+        """Nodes each decoding request may use, so that drafts never take the row that lets another one go on.
+
+        One row for every running request and a prompt's chunk for those that wait come first.
+        """
+        decoding = sum(request.pending == 1 for request in self.running)
+        prompts = bool(self.waiting) or decoding < len(self.running)
+        reserved = min(self._config.prefill_chunk, self._config.max_rows // 2) if prompts else 0
+        spare = self._config.max_rows - len(self.running) - reserved
+        return 1 + max(0, spare) // max(1, decoding)
+
     def _share(self, request: Request, rows: int) -> Work:
         pending = request.pending
         if pending > 1:
             chunk = min(pending, self._config.prefill_chunk, rows)
             return Work(request, chunk - (chunk == pending), int(chunk == pending))
-        nodes = min(self._most_nodes, rows) if request.drafting else 1
+        nodes = min(self._most_nodes, self._fair_nodes, rows) if request.drafting else 1
         if request.limit - request.wanted <= 1:
             nodes = 1  # one token is left, and the anchor's row gives it
         room = self._cache.shortage(request.id, request.computed + nodes)

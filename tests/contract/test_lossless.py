@@ -81,7 +81,9 @@ def test_greedy_text_is_plain_text(case: str, model: str, rule: str, backend: st
             make(config, verifier=rule, backend=backend)
         return
     llm = make(config, verifier=rule, backend=backend)
-    assert [c.token_ids for c in llm.generate(PROMPTS, GREEDY)] == plain("greedy", backend)
+    done = llm.generate(PROMPTS, GREEDY)
+    assert [c.token_ids for c in done] == plain("greedy", backend)
+    assert any(c.speculation.drafted for c in done) == (config.most_nodes > 1), "nothing was drafted"
     assert_clean(llm)
 
 
@@ -103,19 +105,31 @@ def test_a_seed_reproduces_the_text_of_every_rule(case: str, rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", registered())
-@pytest.mark.parametrize("budget", range(9))
-@pytest.mark.parametrize("case", ["ngram", "suffix", "draft_model", "draft_model-tree", "specinfer"])
-def test_every_budget(case: str, budget: int, rule: str) -> None:
+@pytest.mark.parametrize(
+    ("steps", "tokens"), [(0, 0), (1, 1), (2, 5), (3, 0), (4, 2), (5, 3), (8, 8), (12, 3), (2, 32)]
+)
+@pytest.mark.parametrize(
+    "case", ["ngram", "suffix", "draft_model", "draft_model-tree", "specinfer", "lookup_model-tree"]
+)
+def test_every_budget(case: str, steps: int, tokens: int, rule: str) -> None:
     config = by_id(case, "good")
     if not is_exact(config, rule):
         return
     fields = {item.name for item in dataclasses.fields(config)}  # type: ignore[arg-type]
-    options = {name: budget for name in ("num_steps", "num_draft_tokens") if name in fields}
-    llm = make(dataclasses.replace(config, **options), verifier=rule)  # type: ignore[type-var]
+    options = {name: value for name, value in (("num_steps", steps), ("num_draft_tokens", tokens)) if name in fields}
+    config = dataclasses.replace(config, **options)  # type: ignore[type-var]
+    llm = make(config, verifier=rule)
     done = llm.generate(PROMPTS, GREEDY)
     assert [c.token_ids for c in done] == plain("greedy")
-    if budget == 0 and "num_steps" not in fields:
-        assert all(c.speculation.mean_accepted_length == 1.0 for c in done)
+    for completion in done:
+        stats = completion.speculation
+        assert sum(stats.drafted) <= (config.most_nodes - 1) * stats.rounds
+        if config.most_nodes == 1:
+            assert stats.mean_accepted_length == 1.0
+    if tokens > 0 and "model" in fields:
+        assert config.most_nodes - 1 <= max(tokens, 4 * steps)
+    if "models" in fields and tokens > 0:
+        assert config.most_nodes - 1 == tokens
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 5, 9, 32])

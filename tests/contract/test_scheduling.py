@@ -15,7 +15,7 @@ from tiny import VOCABULARY, tiny_model
 from contract.cases import PROMPTS, by_id, configs, make
 from contract.test_lossless import GREEDY, SETTINGS, answers, assert_clean, plain
 from outrider import CacheConfig, SamplingParams, SchedulerConfig
-from outrider.drafters.base import DraftSequence
+from outrider.drafters.base import DraftSequence, Needs
 from outrider.request import Request
 from outrider.stopping import FinishReason
 from outrider.target.base import TargetOutput
@@ -115,6 +115,7 @@ def _raises(sequence: DraftSequence) -> TokenTree:
     raise RuntimeError("no idea")
 
 
+@pytest.mark.faulty_drafter
 @pytest.mark.parametrize("fault", [_over_budget, _foreign_token, _wrong_root, _raises])
 def test_a_faulty_drafter_is_switched_off_and_the_text_stays(fault, caplog: pytest.LogCaptureFixture) -> None:  # type: ignore[no-untyped-def]
     truth = answers("greedy")
@@ -132,6 +133,48 @@ def test_a_faulty_drafter_is_switched_off_and_the_text_stays(fault, caplog: pyte
     assert by_prompt[1].mean_accepted_length == 1.0
     assert by_prompt[8].mean_accepted_length > 1.0, "the others go on drafting"
     assert_clean(llm)
+
+
+def test_drafts_leave_every_request_its_row() -> None:
+    """With few rows in a pass, all requests go on side by side, and prompts come in between."""
+    scheduler = SchedulerConfig(max_rows=6, prefill_chunk=3)
+    llm = make(by_id("draft_model"), scheduler=scheduler)
+    requests = [llm.engine.submit(prompt, GREEDY) for prompt in PROMPTS[:3]]
+    for _ in range(16):
+        llm.engine.step()
+    assert all(len(request.output_ids) >= 4 for request in requests), [len(r.output_ids) for r in requests]
+    late = llm.engine.submit(PROMPTS[3], GREEDY)
+    for _ in range(6):
+        llm.engine.step()
+    assert len(late.output_ids) >= 1
+    while not llm.engine.idle:
+        llm.engine.step()
+    assert [tuple(request.output_ids) for request in [*requests, late]] == plain("greedy")[:4]
+
+
+def test_streams_run_side_by_side_and_beside_generate() -> None:
+    llm = make(by_id("draft_model"))
+    one, two = llm.stream(PROMPTS[0], GREEDY), llm.stream(PROMPTS[1], GREEDY)
+    ids = [list(next(one).token_ids), list(next(two).token_ids)]
+    assert llm.generate(PROMPTS[2], GREEDY)[0].token_ids == plain("greedy")[2]
+    for chunk in two:
+        ids[1] += chunk.token_ids
+    for chunk in one:
+        ids[0] += chunk.token_ids
+    assert [tuple(text) for text in ids] == plain("greedy")[:2]
+    assert_clean(llm)
+
+
+@pytest.mark.faulty_drafter
+def test_a_drafter_that_does_what_it_did_not_announce_is_switched_off() -> None:
+    def branches(sequence: DraftSequence) -> TokenTree:
+        builder = sequence.builder()
+        builder.add(0, 1)
+        builder.add(0, 2)
+        return builder.build()
+
+    llm = make(Scripted(branches, needs=Needs(deterministic=True)), verifier="rejection")
+    assert [c.token_ids for c in llm.generate(PROMPTS, GREEDY)] == plain("greedy")
 
 
 def test_nan_logits_end_one_request_and_spare_the_others() -> None:

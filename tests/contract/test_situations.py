@@ -505,6 +505,18 @@ def test_drafts_that_a_grammar_forbids_are_rejected(rule: str, params: SamplingP
         assert {c.token_ids for c in done} == {plainly(target).generate(prompt, params)[0].token_ids}
 
 
+@pytest.mark.parametrize("wrong", [None, [1.0, 2.0], torch.zeros(3)])
+def test_a_processor_that_returns_no_logits_is_named(wrong: object) -> None:
+    def odd(history, logits):  # type: ignore[no-untyped-def]
+        return wrong
+
+    llm = plainly(tiny_model(0, SIZE))
+    prompts = [byte_tokenizer().encode("the hat")] * 2
+    fine, failed = llm.generate(prompts, [GREEDY, dataclasses.replace(GREEDY, processors=(odd,))])
+    assert fine.finish_reason is not FinishReason.ERROR
+    assert "odd must return logits" in (failed.choices[0].error or "")
+
+
 def test_a_processor_that_fails_ends_its_own_request_alone() -> None:
     target = tiny_model(0, SIZE)
 

@@ -79,17 +79,12 @@ class Shades:
 
 def figures_line(stats: SpeculationStats, seconds: PhaseSeconds) -> str:
     """Speed, acceptance and accepted length on one line."""
-    parts = [f"{tokens_per_second(stats, seconds):.1f} tokens/s"]
+    parts = [f"{seconds.tokens_per_second:.1f} tokens/s"]
     if sum(stats.tested):
         by_position = " ".join(f"{rate:.2f}" for rate in stats.acceptance_by_position[:8])
         parts.append(f"α {stats.acceptance_rate:.2f} (by position {by_position})")
     parts.append(f"τ {stats.mean_accepted_length:.2f}")
     return " · ".join(parts)
-
-
-def tokens_per_second(stats: SpeculationStats, seconds: PhaseSeconds) -> float:
-    """Tokens of the rounds that only decode, over those rounds' time; 0 where there were none."""
-    return stats.emitted / seconds.decode if seconds.decode else 0.0
 
 
 def result(choice: Choice, prompt_tokens: int, names: dict[str, str], seconds: PhaseSeconds) -> dict[str, Any]:
@@ -109,7 +104,7 @@ def result(choice: Choice, prompt_tokens: int, names: dict[str, str], seconds: P
         "timing": {
             "prefill_s": seconds.prefill,
             "decode_s": seconds.decode,
-            "tokens_per_s": tokens_per_second(stats, seconds),
+            "tokens_per_s": seconds.tokens_per_second,
             "draft_s": seconds.draft,
             "verify_s": seconds.verify,
             "other_s": seconds.other,

@@ -143,7 +143,7 @@ class Outcome(NamedTuple):
     """What became of one round."""
 
     context: DraftContext
-    """Every sequence that got a token; its ``tokens`` do not hold the round's yet."""
+    """Every sequence that got a token, as it was drafted for; its ``tokens`` have grown by the round's since."""
     trees: Sequence[TokenTree]
     verdicts: Sequence[Verdict]
     batch: TreeBatch
@@ -238,8 +238,12 @@ def check_options(config: Any) -> None:
     for item in dataclasses.fields(config):
         low, high = item.metadata.get("low"), item.metadata.get("high")
         value = getattr(config, item.name)
-        if low is None or isinstance(value, bool) or not isinstance(value, (int, float)):
+        if low is None or not isinstance(item.default, (int, float)):
             continue
+        wanted = (int, float) if isinstance(item.default, float) else int
+        if isinstance(value, bool) or not isinstance(value, wanted):
+            kind = "a number" if isinstance(item.default, float) else "a whole number"
+            raise ConfigError(f"{config.method}: {item.name} must be {kind}, not {value!r}")
         if not low <= value <= (math.inf if high is None else high):
             bounds = f"at least {low:g}" + ("" if high is None else f" and at most {high:g}")
             raise ConfigError(f"{config.method}: {item.name} must be {bounds}, not {value!r}")

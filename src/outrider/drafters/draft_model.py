@@ -114,6 +114,7 @@ class DraftModelDrafter:
         self.needs = config.needs
         self._computed: dict[str, int] = {}
         self._drafts: dict[str, _Growth] = {}
+        self._broken: dict[str, Exception] = {}
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
         """See :class:`outrider.drafters.base.Drafter`."""
@@ -121,14 +122,8 @@ class DraftModelDrafter:
         active = [growth for growth in growing if growth is not None]
         self._drafts = {growth.sequence.key: growth for growth in active}
         self._catch_up(active)
-        wide = self._config.topk > 1
-        for _ in range(self._config.num_steps):
-            active = [growth for growth in active if growth.frontier and growth.room]
-            if not active:
-                break
-            logits = self._forward([growth.rows() for growth in active])
-            for growth, rows in zip(active, logits, strict=True):
-                growth.grow(context, rows, self._config.topk if wide else 1, self._source)
+        while active := [growth for growth in active if growth.frontier and growth.room]:
+            self._grow_level(context, active)
         return [
             growth.finish() if growth else root_only(sequence.tokens[-1])
             for growth, sequence in zip(growing, context.sequences, strict=True)
@@ -153,15 +148,44 @@ class DraftModelDrafter:
         """See :class:`outrider.drafters.base.Drafter`."""
         self._computed.pop(key, None)
         self._drafts.pop(key, None)
+        self._broken.pop(key, None)
         self._cache.release(key)
+
+    def _grow_level(self, context: DraftContext, active: Sequence[_Growth]) -> None:
+        """Draft one more level of every tree.
+
+        A failure ends a tree where it stands and is raised in the next round: under a ratio rule the tokens already
+        drawn must be tested, since whether the next level fails may depend on them.
+        """
+        try:
+            logits = self._forward([growth.rows() for growth in active])
+        except Exception as error:  # noqa: BLE001 - whatever fails, what was drawn stands
+            for growth in active:
+                self._break(growth, error)
+            return
+        for growth, rows in zip(active, logits, strict=True):
+            self._grow(context, growth, rows)
+
+    def _grow(self, context: DraftContext, growth: _Growth, rows: torch.Tensor) -> None:
+        try:
+            growth.grow(context, rows, self._config.topk, self._source)
+        except Exception as error:  # noqa: BLE001 - as in the level as a whole
+            self._break(growth, error)
+
+    def _break(self, growth: _Growth, error: Exception) -> None:
+        growth.frontier = []
+        self._broken[growth.sequence.key] = error
 
     def _begin(self, index: int, sequence: DraftSequence) -> _Growth | None:
         """Start a tree, or None where the request is past the draft model's context or out of draft pages."""
-        depth = min(self._config.num_steps, sequence.depth)
+        if (error := self._broken.pop(sequence.key, None)) is not None:
+            raise error
         nodes = min(self._config.most_nodes, sequence.nodes)
-        spare = self._config.topk**2 * depth if self._config.topk > 1 else nodes
-        rows = len(sequence.tokens) + spare
-        if len(sequence.tokens) + depth > self._model.context_length or not self._cache.extend(sequence.key, rows):
+        depth = min(self._config.num_steps, sequence.depth, nodes - 1)
+        if len(sequence.tokens) + depth > self._model.context_length:
+            self.close(sequence.key)
+            return None
+        if not self._cache.extend(sequence.key, len(sequence.tokens) + self._config.topk**2 * depth):
             return None
         return _Growth(index, sequence, nodes=nodes, depth=depth, beam=self._config.topk)
 

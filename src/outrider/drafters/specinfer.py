@@ -13,6 +13,7 @@ from typing import ClassVar
 from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench, check_options, option, register
 from outrider.drafters.draft_model import DraftModel, DraftModelDrafter, load_drafter
 from outrider.errors import ConfigError
+from outrider.sampling.noise import MOST_SOURCES
 from outrider.tree import TokenTree
 
 
@@ -41,6 +42,8 @@ class SpecInfer:
         """Refuse values out of bounds."""
         check_options(self)
         object.__setattr__(self, "models", tuple(self.models))
+        if len(self.models) > MOST_SOURCES:
+            raise ConfigError(f"specinfer takes at most {MOST_SOURCES} draft models, not {len(self.models)}")
 
     @property
     def needs(self) -> Needs:
@@ -51,7 +54,7 @@ class SpecInfer:
     @property
     def most_nodes(self) -> int:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return 1 + len(self.models) * (self._single("").most_nodes - 1)
+        return 1 + sum(self._single(index).most_nodes - 1 for index in range(len(self.models)))
 
     def build(self, bench: Workbench) -> SpecInferDrafter:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
@@ -60,7 +63,7 @@ class SpecInfer:
         return SpecInferDrafter(
             self,
             [
-                DraftModelDrafter(self._single(path), *load_drafter(bench, path, index), bench.vocabulary, index)
+                DraftModelDrafter(self._single(index), *load_drafter(bench, path, index), bench.vocabulary, index)
                 for index, path in enumerate(self.models)
             ],
         )
@@ -70,9 +73,12 @@ class SpecInfer:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
         return cls(models=tuple(draft_models)) if len(draft_models) > 1 else None
 
-    def _single(self, path: str) -> DraftModel:
-        share = self.num_draft_tokens // max(1, len(self.models))
-        return DraftModel(model=path, num_steps=self.num_steps, topk=self.topk, num_draft_tokens=share)
+    def _single(self, index: int) -> DraftModel:
+        """One model's own options; where tokens are limited, earlier models take what does not divide evenly."""
+        each, left = divmod(self.num_draft_tokens, len(self.models))
+        share = each + (index < left)
+        steps = 0 if self.num_draft_tokens and not share else self.num_steps
+        return DraftModel(model=self.models[index], num_steps=steps, topk=self.topk, num_draft_tokens=share)
 
 
 class SpecInferDrafter:

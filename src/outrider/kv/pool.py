@@ -53,7 +53,13 @@ class PageTable:
         return page
 
     def slots(self, start: int, stop: int) -> torch.Tensor:
-        """Cache slots of rows start … stop − 1, int64 on the CPU; a view."""
+        """Cache slots of rows start … stop − 1, int64 on the CPU; a view.
+
+        Raises:
+            IndexError: the sequence has no page for some of them.
+        """
+        if stop > self.rows:
+            raise IndexError(f"rows {start} to {stop - 1} were asked for, but the pages hold {self.rows}")
         return self._slots[start:stop]
 
     def slot(self, row: int) -> int:

@@ -23,6 +23,8 @@ _MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
 _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS: Final = 10
 _FEW_BLOCKS: Final = 8
+MOST_SOURCES: Final = 16
+"""Drafters one merged tree may have: each throws dice of its own."""
 
 
 class Purpose(enum.IntEnum):
@@ -36,7 +38,11 @@ class Purpose(enum.IntEnum):
 
 def counter_word(purpose: Purpose, choice: int, source: int = 0) -> int:
     """Last counter word of a draw: purpose in bits 0-3, drafter in bits 4-7, choice index (of ``n``) above."""
-    return (purpose | (source & 0xF) << 4 | choice << 8) & WORD
+    if not 0 <= source < MOST_SOURCES:
+        raise ValueError(
+            f"drafter {source} of a merged tree would throw another one's dice; there may be {MOST_SOURCES}"
+        )
+    return (purpose | source << 4 | choice << 8) & WORD
 
 
 def philox_words(seed: int, words: tuple[int, int, int, int]) -> tuple[int, int, int, int]:

@@ -235,11 +235,14 @@ class _TokenCounts:
 
 
 def _processed(processor: LogitsProcessor, history: History, row: torch.Tensor) -> torch.Tensor:
+    name = getattr(processor, "__name__", type(processor).__name__)
     try:
-        return processor(history, row)
+        processed = processor(history, row)
     except Exception as error:
-        name = getattr(processor, "__name__", type(processor).__name__)
         raise RequestError(f"the logits processor {name} failed with {type(error).__name__}: {error}") from error
+    if not isinstance(processed, torch.Tensor) or processed.shape != row.shape:
+        raise RequestError(f"the logits processor {name} must return logits of shape {tuple(row.shape)}")
+    return processed.to(row)
 
 
 def _has_penalties(params: SamplingParams) -> bool:

@@ -83,6 +83,8 @@ class HFModel:
             )
         if len(hidden) != len(layers):
             raise ModelError(f"{self._architecture} gives no hidden rows of layers {sorted(set(layers) - set(hidden))}")
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # so that a pass's time is the pass's, not its launch
         return TargetOutput(logits, hidden)
 
 
