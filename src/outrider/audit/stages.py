@@ -221,7 +221,7 @@ def _is_exact(config: DrafterConfig, rule: Verifier) -> bool:
     return True
 
 
-def _self_draft(topk: int, num_steps: int = 3) -> DraftModel:
+def _self_draft(topk: int, num_steps: int = 2) -> DraftModel:
     return DraftModel(model=ITSELF, num_steps=num_steps, topk=topk)
 
 
