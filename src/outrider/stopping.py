@@ -60,16 +60,6 @@ class Stopper:
         self._window = max((len(stop) for stop in params.stop), default=1) - 1
         self._tail, self._held, self._count = "", "", 0
 
-    @property
-    def count(self) -> int:
-        """Output tokens taken so far."""
-        return self._count
-
-    @property
-    def left(self) -> int:
-        """Output tokens that may still come."""
-        return self._budget - self._count
-
     def take(self, tokens: Sequence[int]) -> Taken:
         """Accept tokens up to the output's end.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -57,8 +56,7 @@ def _app() -> App:
     app = App(name="outrider", help="Speculative decoding that changes nothing about the output.", version=__version__)
     app.suppress_keyboard_interrupt = False
     for name, line in COMMANDS.items():
-        if importlib.util.find_spec(f"outrider.cli.{name}") is not None:
-            app.command(f"outrider.cli.{name}:{name}", name=name, help=line)
+        app.command(f"outrider.cli.{name}:{name}", name=name, help=line)
     return app
 
 

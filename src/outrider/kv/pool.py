@@ -12,7 +12,6 @@ are simply overwritten.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Final
 
 import torch
@@ -45,12 +44,6 @@ class PageTable:
             grown[:first] = self._slots[:first]
             self._slots = grown
         self._slots[first : self.rows] = self._offsets + page * self._page_size
-
-    def pop(self) -> int:
-        """Take the last page off and return it."""
-        page = self.pages.pop()
-        self.contiguous = self.contiguous or all(b == a + 1 for a, b in pairwise(self.pages))
-        return page
 
     def slots(self, start: int, stop: int) -> torch.Tensor:
         """Cache slots of rows start … stop − 1, int64 on the CPU; a view.
@@ -161,12 +154,6 @@ class PagedCache:
             for store in (layer.keys, layer.values):
                 store[:, target.to(store.device)] = store[:, source.to(store.device)]
 
-    def shrink(self, key: str, rows: int) -> None:
-        """Give back the pages past a sequence's first ``rows`` rows."""
-        table = self._tables.get(key)
-        while table is not None and len(table.pages) > -(-rows // self.page_size):
-            self._free.add(table.pop())
-
     def release(self, key: str) -> None:
         """Give back every page of a sequence; unknown keys are ignored."""
         table = self._tables.pop(key, None)
@@ -208,13 +195,13 @@ class KVPool:
     """The caches of every model that serves a request, target first.
 
     Args:
-        rows: rows each model's cache can hold.
+        rows: rows each model's cache can hold, rounded up to whole pages.
         page_size: rows per page.
     """
 
     def __init__(self, rows: int, page_size: int) -> None:
         self.page_size = page_size
-        self._pages = max(1, rows // page_size)
+        self._pages = max(1, -(-rows // page_size))
         self._caches: dict[str, PagedCache] = {}
 
     def cache(self, model: str) -> PagedCache:
@@ -222,14 +209,6 @@ class KVPool:
         if model not in self._caches:
             self._caches[model] = PagedCache(self._pages, self.page_size)
         return self._caches[model]
-
-    def drop(self, model: str) -> None:
-        """Forget a model and its pages."""
-        self._caches.pop(model, None)
-
-    def held(self, key: str) -> bool:
-        """Whether any model holds pages for a request."""
-        return any(cache.holds(key) for cache in self._caches.values())
 
     def check(self) -> None:
         """Assert the integrity of every cache."""
