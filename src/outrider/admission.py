@@ -43,10 +43,7 @@ def admit(
         RequestError: the prompt is empty, names an unknown token, or leaves no room in the context.
         ConfigError: the parameters name a token the model does not have.
     """
-    check_token_ids(params, vocabulary)
-    if params.stop and tokenizer is None:
-        raise ConfigError("stop needs text, but this model was given without a tokenizer; use stop_token_ids")
-    _check_prompt(prompt, vocabulary, longest, outputs=1 if params.max_tokens is None else min(1, params.max_tokens))
+    _check(prompt, params, tokenizer, vocabulary, longest)
     if seed is None:
         seed = secrets.randbits(64) if params.seed is None else params.seed
     seed %= 2**64
@@ -80,12 +77,18 @@ def admit(
     )
 
 
-def _check_prompt(prompt: Sequence[int], vocabulary: int, longest: int, outputs: int) -> None:
+def _check(
+    prompt: Sequence[int], params: SamplingParams, tokenizer: Tokenizer | None, vocabulary: int, longest: int
+) -> None:
+    check_token_ids(params, vocabulary)
+    if params.stop and tokenizer is None:
+        raise ConfigError("stop needs text, but this model was given without a tokenizer; use stop_token_ids")
     if not prompt:
         raise RequestError("the prompt is empty; give it at least one token")
     for token in prompt:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary:
             raise RequestError(f"the prompt holds token id {token!r}, but the model has ids 0 to {vocabulary - 1}")
+    outputs = 1 if params.max_tokens is None else min(1, params.max_tokens)
     if len(prompt) + outputs > longest:
         raise RequestError(
             f"the prompt has {len(prompt)} tokens, but the context holds {longest} and the output needs one; shorten it"
