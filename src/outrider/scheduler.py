@@ -7,6 +7,7 @@ first catch up with the second.  A request one row short is decoding, and may pu
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.config import SchedulerConfig
@@ -70,7 +71,7 @@ class Scheduler:
             if request.status is not Status.RUNNING or rows == 0:
                 continue
             share = self._share(request, rows)
-            if self._make_room(request, share, {item.request.id for item in work}, preempted):
+            if self._make_room(request, share, work, preempted):
                 work.append(share)
                 self._cache.extend(request.id, request.computed + share.forced + share.nodes)
                 rows -= share.forced + share.nodes
@@ -110,9 +111,10 @@ class Scheduler:
         room = self._cache.shortage(request.id, request.computed + nodes)
         return Work(request, 0, 1 if room else nodes)
 
-    def _make_room(self, request: Request, share: Work, scheduled: set[str], preempted: list[Request]) -> bool:
+    def _make_room(self, request: Request, share: Work, work: Sequence[Work], preempted: list[Request]) -> bool:
         """Free pages for a share by preempting the youngest requests; False when the request itself must wait."""
         while self._cache.shortage(request.id, request.computed + share.forced + share.nodes):
+            scheduled = {item.request.id for item in work}
             victim = next((r for r in reversed(self.running) if r.id not in scheduled), None)
             if victim is None:
                 return False
