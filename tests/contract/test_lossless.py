@@ -104,7 +104,7 @@ def test_a_seed_reproduces_the_text_of_every_rule(case: str, rule: str) -> None:
     assert first == again, "the text depends on what else is in the batch"
 
 
-@pytest.mark.parametrize("rule", registered())
+@pytest.mark.parametrize("rule", ["coupled", "rejection", "traversal"])
 @pytest.mark.parametrize(
     ("steps", "tokens"), [(0, 0), (1, 1), (2, 5), (3, 0), (4, 2), (5, 3), (8, 8), (12, 3), (2, 32)]
 )
