@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test real lint format docs clean
+.PHONY: demo test thorough lint format clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +19,9 @@ test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -n $(WORKERS)
 	$(BIN)/python scripts/fetch_model.py
 	$(BIN)/python -m pytest -q -m 'real and not pair'
+
+thorough: $(VENV)/.installed
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m thorough
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -20,23 +20,29 @@ class TableModel:
 
     Args:
         table: float [vocabulary, vocabulary, vocabulary], logits by (token before last, last token).
+        block: after so many output tokens the text starts anew, as if after two tokens 0: one long text then holds many
+            independent short ones.  0 never starts anew.
+        start: position of a block's first token.
     """
 
     row_invariant = True
     device = torch.device("cpu")
 
-    def __init__(self, table: torch.Tensor, context_length: int = 4096) -> None:
-        self.table, self.vocabulary, self.context_length = table, table.shape[0], context_length
+    context_length = 4096
+
+    def __init__(self, table: torch.Tensor, block: int = 0, start: int = 0) -> None:
+        self.table, self.vocabulary, self._block, self._start = table, table.shape[0], block, start
 
     @classmethod
-    def random(cls, vocabulary: int, seed: int, spread: float = 1.0) -> TableModel:
+    def random(cls, vocabulary: int, seed: int, block: int = 0, start: int = 0) -> TableModel:
         generator = torch.Generator().manual_seed(seed)
-        return cls(torch.randn(vocabulary, vocabulary, vocabulary, generator=generator) * spread)
+        return cls(torch.randn(vocabulary, vocabulary, vocabulary, generator=generator), block, start)
 
     def near(self, seed: int, distance: float) -> TableModel:
         """Another model that mostly agrees: a drafter worth having."""
         generator = torch.Generator().manual_seed(seed)
-        return TableModel(self.table + distance * torch.randn(self.table.shape, generator=generator))
+        table = self.table + distance * torch.randn(self.table.shape, generator=generator)
+        return TableModel(table, self._block, self._start)
 
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
         tokens = batch.tokens.double().view(1, -1, 1)
@@ -55,7 +61,11 @@ class TableModel:
         store.keys[0, slots] = tokens[0]
         known = store.keys[0, before, 0].long()
         known[torch.tensor(before) < 0] = 0
-        logits = self.table[known, batch.tokens]
+        last = batch.tokens
+        if self._block:
+            place = (batch.positions + 1 - self._start) % self._block
+            known, last = torch.where(place < 2, 0, known), torch.where(place < 1, 0, last)
+        logits = self.table[known, last]
         return TargetOutput(logits[batch.wanted], {})
 
     def joint(
