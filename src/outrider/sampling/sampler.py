@@ -7,6 +7,7 @@ would be in plain decoding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import overload
 
@@ -144,14 +145,13 @@ class RequestSampler:
             float64 [rows, vocabulary] on the CPU, each row summing to 1.
         """
         adjusted = self._adjusted(logits, paths)
-        best = adjusted.argmax(dim=1)
-        _check_best(adjusted.gather(1, best.unsqueeze(1)).squeeze(1))
+        best, tokens = adjusted.max(dim=1)
+        _check_best(best)
+        if not (self.params.greedy or self.truncates):
+            return torch.softmax(adjusted.double() / self.params.temperature, dim=1).cpu()
         result = torch.zeros(len(paths), self.vocabulary, dtype=torch.float64)
         if self.params.greedy:
-            result[torch.arange(len(paths)), best.cpu()] = 1.0
-            return result
-        if not self.truncates:
-            return torch.softmax(adjusted.double() / self.params.temperature, dim=1).cpu()
+            return result.scatter_(1, tokens.cpu().unsqueeze(1), 1.0)
         for out, row in zip(result, adjusted, strict=True):
             ids, scaled = self._survivors(row)
             out[slice(None) if ids is None else ids.cpu()] = torch.softmax(scaled.double(), 0).cpu()
@@ -255,8 +255,9 @@ def _ends_with(history: History, tail: Sequence[int]) -> bool:
 
 
 def _check_best(best: torch.Tensor) -> None:
-    if bool(torch.isfinite(best).all()):
+    values = best.tolist()
+    if all(map(math.isfinite, values)):
         return
-    if bool((best == -torch.inf).any()):
+    if -math.inf in values:
         raise NumericsError("no token is left to choose from; loosen allowed_token_ids, bad_words or logit_bias")
     raise NumericsError("the target's logits hold NaN or infinity; the request was ended")
