@@ -16,12 +16,12 @@ demo: $(VENV)/.installed
 	@$(BIN)/python scripts/demo.py
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -q -n $(WORKERS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 	$(BIN)/python scripts/fetch_model.py
 	$(BIN)/python -m pytest -q -m 'real and not pair'
 
 thorough: $(VENV)/.installed
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m thorough
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m thorough
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
