@@ -15,12 +15,11 @@ import statistics
 import sys
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from outrider import LLM, SamplingParams
-from outrider.target.backends import load_model
+from outrider.target.backends import LoadOptions, load_model
 
 LENGTHS = (200, 4000)
 METHODS = ("none", "ngram", "suffix")
@@ -55,7 +54,7 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", type=Path)
     wishes = parser.parse_args()
-    target, tokenizer = load_model(wishes.model, backend="auto", dtype=torch.float32, device=torch.device("cpu"))
+    target, tokenizer = load_model(wishes.model, LoadOptions(backend="hf"))
     arms = {name: LLM.from_model(target, tokenizer, speculation=name) for name in METHODS}
     seen: dict[tuple[str, int], dict[str, list[float]]] = {}
     for _ in range(wishes.repeat):

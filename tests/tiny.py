@@ -8,12 +8,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.target.hf import ATTENTION, HFModel
+from outrider.target.native import NativeModel
+from outrider.target.native_weights import Quantization, RequantizedWeights, TensorWeights
 
 VOCABULARY = 64
 
 
 @lru_cache
-def tiny_module(seed: int = 0, vocabulary: int = VOCABULARY, attention: str = ATTENTION) -> LlamaForCausalLM:
+def tiny_module(
+    seed: int = 0, vocabulary: int = VOCABULARY, attention: str = ATTENTION, head_dim: int = 8
+) -> LlamaForCausalLM:
     """A two-layer Llama whose logits spread enough for argmax to mean something."""
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -22,6 +26,7 @@ def tiny_module(seed: int = 0, vocabulary: int = VOCABULARY, attention: str = AT
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=head_dim,
         max_position_embeddings=512,
         attn_implementation=attention,
     )
@@ -37,3 +42,11 @@ def tiny_module(seed: int = 0, vocabulary: int = VOCABULARY, attention: str = AT
 def tiny_model(seed: int = 0, vocabulary: int = VOCABULARY) -> HFModel:
     """The same, behind the target protocol."""
     return HFModel(tiny_module(seed, vocabulary), architecture="LlamaForCausalLM", context_length=512)
+
+
+@lru_cache
+def tiny_native(seed: int = 0, vocabulary: int = VOCABULARY) -> NativeModel:
+    """The same kind of model on the native backend, in eight bits: integer kernels, heads narrower than a vector."""
+    module = tiny_module(seed, vocabulary, head_dim=16)
+    weights = RequantizedWeights(TensorWeights(module.state_dict()), Quantization.W8)
+    return NativeModel(module.config, weights, context_length=512)

@@ -8,7 +8,6 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.progress import Progress as ProgressBar
 
 from outrider.completion import Choice, Chunk, Completion
@@ -19,7 +18,7 @@ from outrider.errors import ConfigError, RequestError
 from outrider.kv.pool import KVPool
 from outrider.request import Request
 from outrider.sampling.params import SamplingParams
-from outrider.target.backends import load_model, resolve_device, resolve_dtype
+from outrider.target.backends import LoadOptions, load_model
 from outrider.target.base import TargetModel
 from outrider.target.tokenizer import Tokenizer
 from outrider.verify import check_exact, make_verifier
@@ -35,11 +34,14 @@ class LLM:
     Args:
         model: a folder, a hub id, a ``.gguf`` file, or the name of one in the models folder.
         speculation: a method's name or config, a :class:`Speculation`, or None for plain decoding.
-        dtype: ``auto`` (float32 on the CPU, bfloat16 elsewhere), ``float32``, ``bfloat16`` or
-            ``float16``.
+        dtype: precision on the ``hf`` backend: ``float32``, ``bfloat16`` or ``float16``; ``auto`` leaves the choice to
+            the backend.
         device: ``auto``, ``cpu`` or ``cuda``.
-        backend: what runs the model; ``auto`` takes the best there is.
+        backend: what runs the model: ``native`` (dense decoders on the CPU), ``hf`` (everything), or ``auto`` for the
+            best that serves it.
         context_length: most tokens of prompt and output together; None is the model's own limit.
+        quantization: what the native backend makes of the weights: ``none``, ``w8`` or ``w4``.
+        draft_quantization: the same for draft models; ``auto`` is ``w4``, which changes the acceptance rate alone.
         cache: how many keys and values are kept.
         scheduler: how much work goes into one pass.
 
@@ -48,7 +50,7 @@ class LLM:
         ConfigError: an option is unknown or out of bounds, or the rule is not exact for the method's drafts.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the front door: each is a choice of the user's
         self,
         model: str | Path,
         *,
@@ -57,19 +59,25 @@ class LLM:
         device: str = "auto",
         backend: str = "auto",
         context_length: int | None = None,
+        quantization: str = "none",
+        draft_quantization: str = "auto",
         cache: CacheConfig | None = None,
         scheduler: SchedulerConfig | None = None,
     ) -> None:
-        where = resolve_device(device)
-        precision = resolve_dtype(dtype, where)
+        options = LoadOptions(
+            backend=backend,
+            dtype=dtype,
+            device=device,
+            context_length=context_length,
+            quantization=quantization,
+            draft_quantization=draft_quantization,
+        )
 
         def load(path: str | Path) -> tuple[TargetModel, Tokenizer]:
-            return load_model(path, backend=backend, dtype=precision, device=where)
+            return load_model(path, options.for_drafter)
 
-        target, tokenizer = load_model(
-            model, backend=backend, dtype=precision, device=where, context_length=context_length
-        )
-        self._assemble(target, tokenizer, load, speculation, cache, scheduler, precision)
+        target, tokenizer = load_model(model, options)
+        self._assemble(target, tokenizer, load, speculation, cache, scheduler)
 
     @classmethod
     def from_model(
@@ -102,7 +110,7 @@ class LLM:
             return known[str(path)], tokenizer
 
         llm = cls.__new__(cls)
-        llm._assemble(target, tokenizer, load, speculation, cache, scheduler, torch.float32)
+        llm._assemble(target, tokenizer, load, speculation, cache, scheduler)
         return llm
 
     def _assemble(
@@ -113,7 +121,6 @@ class LLM:
         speculation: str | DrafterConfig | Speculation | None,
         cache: CacheConfig | None,
         scheduler: SchedulerConfig | None,
-        dtype: torch.dtype,
     ) -> None:
         plan = Speculation(speculation or "none") if not isinstance(speculation, Speculation) else speculation
         config, verifier = plan.drafter_config(), make_verifier(plan.verifier)
@@ -133,7 +140,6 @@ class LLM:
             tokenizer=tokenizer,
             pool=pool,
             draws=verifier.draws,
-            dtype=dtype,
             device=target.device,
             vocabulary=vocabulary,
             load=load,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from tiny import VOCABULARY, tiny_model
+from tiny import VOCABULARY, tiny_model, tiny_native
 
 from outrider import LLM, Speculation
 from outrider.config import CacheConfig, SchedulerConfig
@@ -19,12 +19,12 @@ from outrider.target.base import TargetModel
 from outrider.verify import check_exact, make_verifier, registered
 
 DRAFT_MODELS = {"good": "near the target", "bad": "random"}
-BACKENDS = {"hf": tiny_model}
+BACKENDS = {"hf": tiny_model, "native": tiny_native}
 
 
-def draft_models() -> dict[str, TargetModel]:
+def draft_models(backend: str = "hf") -> dict[str, TargetModel]:
     """``good`` is the target's own weights, so nearly all drafts are accepted; ``bad`` is random."""
-    return {"good": tiny_model(0), "bad": tiny_model(1)}
+    return {"good": BACKENDS[backend](0), "bad": BACKENDS[backend](1)}
 
 
 def configs(model: str) -> Iterator[tuple[str, DrafterConfig]]:
@@ -91,7 +91,7 @@ def make(
     return LLM.from_model(
         target or BACKENDS[backend](0),
         speculation=Speculation(config, verifier=verifier),
-        draft_models=draft_models(),
+        draft_models=draft_models(backend),
         cache=cache,
         scheduler=scheduler,
     )

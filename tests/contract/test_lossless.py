@@ -54,8 +54,8 @@ def plain(setting: str, backend: str = "hf") -> list[tuple[int, ...]]:
     return [llm.generate(prompt, SETTINGS[setting])[0].token_ids for prompt in PROMPTS]
 
 
-def answers(setting: str) -> dict[tuple[int, ...], tuple[int, ...]]:
-    return {tuple(prompt): text for prompt, text in zip(PROMPTS, plain(setting), strict=True)}
+def answers(setting: str, backend: str) -> dict[tuple[int, ...], tuple[int, ...]]:
+    return {tuple(prompt): text for prompt, text in zip(PROMPTS, plain(setting, backend), strict=True)}
 
 
 def target_only_rules() -> list[str]:
@@ -87,20 +87,24 @@ def test_greedy_text_is_plain_text(case: str, model: str, rule: str, backend: st
     assert_clean(llm)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("rule", target_only_rules())
 @pytest.mark.parametrize(("case", "model"), method_cases())
-def test_seeded_text_is_plain_text(case: str, model: str, rule: str, setting: str) -> None:
-    llm = make(by_id(case, model), verifier=rule)
-    assert [c.token_ids for c in llm.generate(PROMPTS, SETTINGS[setting])] == plain(setting)
+def test_seeded_text_is_plain_text(case: str, model: str, rule: str, setting: str, backend: str) -> None:
+    llm = make(by_id(case, model), verifier=rule, backend=backend)
+    assert [c.token_ids for c in llm.generate(PROMPTS, SETTINGS[setting])] == plain(setting, backend)
     assert_clean(llm)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("case", "rule"), exact_pairs())
-def test_a_seed_reproduces_the_text_of_every_rule(case: str, rule: str) -> None:
+def test_a_seed_reproduces_the_text_of_every_rule(case: str, rule: str, backend: str) -> None:
     params = SETTINGS["temperature"]
-    first = [c.token_ids for c in make(by_id(case), verifier=rule).generate(PROMPTS, params)]
-    again = [make(by_id(case), verifier=rule).generate(prompt, params)[0].token_ids for prompt in PROMPTS]
+    first = [c.token_ids for c in make(by_id(case), verifier=rule, backend=backend).generate(PROMPTS, params)]
+    again = [
+        make(by_id(case), verifier=rule, backend=backend).generate(prompt, params)[0].token_ids for prompt in PROMPTS
+    ]
     assert first == again, "the text depends on what else is in the batch"
 
 
@@ -132,11 +136,12 @@ def test_every_budget(case: str, steps: int, tokens: int, rule: str) -> None:
         assert config.most_nodes - 1 == tokens
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("nodes", [1, 2, 3, 5, 9, 32])
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("oracle", ["right", "wrong", "random", "half right", "empty"])
-def test_oracle_drafters(oracle: str, setting: str, nodes: int) -> None:
-    truth = answers(setting)
+def test_oracle_drafters(oracle: str, setting: str, nodes: int, backend: str) -> None:
+    truth = answers(setting, backend)
     script = {
         "right": right(truth),
         "wrong": wrong(truth, VOCABULARY),
@@ -144,9 +149,9 @@ def test_oracle_drafters(oracle: str, setting: str, nodes: int) -> None:
         "half right": random_trees(VOCABULARY, 2, truth),
         "empty": empty,
     }[oracle]
-    llm = make(Scripted(script, most_nodes=nodes))
+    llm = make(Scripted(script, most_nodes=nodes), backend=backend)
     done = llm.generate(PROMPTS, SETTINGS[setting])
-    assert [c.token_ids for c in done] == plain(setting)
+    assert [c.token_ids for c in done] == plain(setting, backend)
     assert_clean(llm)
     stats = done[0].speculation
     if oracle == "right" and nodes > 1:

@@ -6,11 +6,10 @@ import dataclasses
 from functools import cache
 
 import pytest
-import torch
 
 from outrider import LLM, SamplingParams, Speculation
 from outrider.drafters.base import DrafterConfig, config_class, methods
-from outrider.target.backends import load_model
+from outrider.target.backends import LoadOptions, load_model
 from outrider.target.base import TargetModel
 from outrider.target.tokenizer import Tokenizer
 from outrider.verify import make_verifier, registered
@@ -32,7 +31,7 @@ SETTINGS = {
 
 @cache
 def loaded() -> tuple[TargetModel, Tokenizer]:
-    return load_model("SmolLM2-135M", backend="auto", dtype=torch.float32, device=torch.device("cpu"))
+    return load_model("SmolLM2-135M", LoadOptions(backend="hf"))
 
 
 def serving(speculation: str | DrafterConfig, verifier: str = "coupled") -> LLM:

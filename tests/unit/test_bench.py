@@ -227,12 +227,13 @@ class TestBench:
         loaded: list[str] = []
         plain_load = session.load_model
 
-        def load(model: str | Path, **options: Any) -> Any:
+        def load(model: str | Path, options: Any) -> Any:
             loaded.append(str(model))
-            return plain_load(model, **options)
+            return plain_load(model, options)
 
         monkeypatch.setattr(session, "load_model", load)
-        flags = ("--speculative-draft-model-path", folder, "--speculative-num-steps", 3)
+        flags: tuple[Any, ...] = ("--speculative-draft-model-path", folder, "--speculative-num-steps", 3)
+        flags += ("--speculative-draft-quantization", "none")
         result = bench("--algorithms", "none,draft_model,specinfer", *flags, "--limit", 4)
         assert loaded == [str(folder)] * 2
         bench("--algorithms", "auto", "--speculative-draft-model-path", folder, "--limit", 1)
@@ -263,7 +264,7 @@ class TestBench:
     def test_a_tie_is_excused_and_counted(self, bench: Bench, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(registered()["coupled"], "accept", accept_everything)
         monkeypatch.setitem(TIE, torch.float32, 1e9)
-        flags = ("--algorithms", "draft_model", "--speculative-draft-model-path", drafter)
+        flags = ("--backend", "hf", "--algorithms", "draft_model", "--speculative-draft-model-path", drafter)
         for entry in overall(bench(*flags), "draft_model"):
             facts = entry["identical"]
             assert facts["differences"]

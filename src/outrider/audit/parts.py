@@ -66,7 +66,6 @@ class Parts:
             tokenizer=self.tokenizer,
             pool=pool,
             draws=self.verifier.draws,
-            dtype=self.dtype,
             device=self.target.device,
             vocabulary=self.vocabulary,
             load=self.load,

@@ -66,14 +66,18 @@ def read_bandwidth(device: torch.device) -> float:
 
 def parameter_bytes(model: Any) -> int | None:
     """Bytes of a model's parameters as held in memory, each counted once; None where they cannot be seen."""
+    packed: int | None = getattr(model, "packed_bytes", None)
     module = getattr(model, "module", None)
     if not isinstance(module, torch.nn.Module):
-        return None
+        return packed
     return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
 
 def bytes_per_token(model: Any) -> int | None:
     """Bytes a token makes the model read: its parameters, but for an embedding table that is only looked up in."""
+    read: int | None = getattr(model, "token_bytes", None)
+    if read is not None:
+        return read
     whole = parameter_bytes(model)
     if whole is None:
         return None

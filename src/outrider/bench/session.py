@@ -20,7 +20,7 @@ from outrider.drafters.base import DrafterConfig
 from outrider.drafters.none import NoDraft
 from outrider.errors import ConfigError, RequestError
 from outrider.sampling.params import SamplingParams
-from outrider.target.backends import load_model, resolve_device, resolve_dtype
+from outrider.target.backends import load_model, resolve_dtype
 from outrider.target.loading import find
 from outrider.verify import make_verifier
 
@@ -103,7 +103,7 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
     before = machine.read_bandwidth(models.target.device)
     samples = list(run(models, workload, advance))
     bandwidth = max(before, machine.read_bandwidth(models.target.device))  # a ceiling is what the machine can do
-    differences = _differences(models, workload, samples, TIE[dtype])
+    differences = _differences(models, workload, samples, 0.0 if models.target.row_invariant else TIE[dtype])
     entries = summarise(samples, arms, differences)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -121,16 +121,13 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
 
 def _load(request: Request, arms: Sequence[Arm]) -> tuple[Models, torch.dtype]:
     """The target and every draft model that is used, each once, in one precision on one device."""
-    flags = request.model
-    device = resolve_device(flags.device)
-    dtype = resolve_dtype(flags.dtype, device)
-    target, tokenizer = load_model(
-        flags.model, backend=flags.backend, dtype=dtype, device=device, context_length=flags.context_length
-    )
+    options = request.model.options
+    target, tokenizer = load_model(request.model.model, options)
+    dtype = resolve_dtype(options.dtype, target.device)
     drafts = {}
     named = {path for arm in arms for path in _option_values(arm.config)}
     for path in (path for path in request.methods.draft_models if path in named):
-        drafts[path], draft_tokenizer = load_model(path, backend=flags.backend, dtype=dtype, device=device)
+        drafts[path], draft_tokenizer = load_model(path, options.for_drafter)
         match = tokenizer.compare(draft_tokenizer)
         if match.kind == "different":
             raise ConfigError(f"{path} cannot draft for this target: {match.reason}")

@@ -91,8 +91,8 @@ def _load(flags: ModelFlags, plan: Plan) -> Parts:
     flags.use_threads()
     device = resolve_device(flags.device)
     dtype = resolve_dtype(flags.dtype, device)
-    load = functools.cache(functools.partial(load_model, backend=flags.backend, dtype=dtype, device=device))
-    target, tokenizer = load(flags.model, context_length=flags.context_length)
+    load = functools.cache(lambda path: load_model(path, flags.options.for_drafter))
+    target, tokenizer = load_model(flags.model, flags.options)
     return Parts(target, tokenizer, load, plan.config, plan.verifier, dtype)
 
 

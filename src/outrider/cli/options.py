@@ -14,11 +14,13 @@ from cyclopts import Parameter
 from outrider.config import AUTOMATIC, Speculation
 from outrider.drafters.base import DrafterConfig, automatic_config, changed, config_class, make_config, methods
 from outrider.errors import ConfigError
+from outrider.kernels.native import set_threads
 from outrider.sampling.params import SamplingParams
 from outrider.verify import Verifier, check_exact, make_verifier, registered
 
 if TYPE_CHECKING:
     from outrider.llm import LLM
+    from outrider.target.backends import LoadOptions
 
 T = TypeVar("T")
 
@@ -34,18 +36,22 @@ class ModelFlags:
     model: str
     """Folder, hub id, .gguf file, or the name of a model in the models folder."""
     dtype: str = "auto"
-    """Precision: auto (float32 on the CPU), float32, bfloat16 or float16."""
+    """Precision on the hf backend: auto, float32, bfloat16 or float16."""
     device: str = "auto"
     """auto, cpu or cuda."""
     backend: str = "auto"
-    """What runs the model; auto takes the best there is."""
+    """What runs the model: native, hf, or auto for the best that serves it."""
+    quantization: str = "none"
+    """What the native backend makes of the weights: none, w8 or w4."""
+    speculative_draft_quantization: str = "auto"
+    """The same for draft models; auto is w4, which changes the acceptance rate alone."""
     context_length: int | None = None
     """Most tokens of prompt and output together; by default the model's own limit."""
     threads: int | None = None
-    """CPU threads; by default torch's own choice."""
+    """CPU threads; by default the physical cores this process may use."""
 
     def use_threads(self) -> None:
-        """Set torch's thread count where one was asked for.
+        """Set the thread count where one was asked for.
 
         Raises:
             ConfigError: it is not positive.
@@ -56,6 +62,7 @@ class ModelFlags:
             raise ConfigError(f"--threads must be at least 1, not {self.threads}")
 
         torch.set_num_threads(self.threads)
+        set_threads(self.threads)
 
     def load(self, plan: Plan) -> LLM:
         """Load the model with a way to speculate."""
@@ -69,6 +76,22 @@ class ModelFlags:
             device=self.device,
             backend=self.backend,
             context_length=self.context_length,
+            quantization=self.quantization,
+            draft_quantization=self.speculative_draft_quantization,
+        )
+
+    @property
+    def options(self) -> LoadOptions:
+        """The same as options of :func:`outrider.target.backends.load_model`."""
+        from outrider.target.backends import LoadOptions  # likewise
+
+        return LoadOptions(
+            backend=self.backend,
+            dtype=self.dtype,
+            device=self.device,
+            context_length=self.context_length,
+            quantization=self.quantization,
+            draft_quantization=self.speculative_draft_quantization,
         )
 
 

@@ -180,7 +180,6 @@ class Workbench:
     tokenizer: Tokenizer | None
     pool: KVPool
     draws: Draws
-    dtype: torch.dtype
     device: torch.device
     vocabulary: int
     """Token ids at or past this are never drafted."""

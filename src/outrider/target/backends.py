@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, ModelError
 from outrider.target.base import TargetModel
 from outrider.target.hf import ATTENTION, HFModel
-from outrider.target.loading import load
+from outrider.target.loading import load, open_model
+from outrider.target.native import NativeModel, reason_against
+from outrider.target.native_weights import Quantization
 from outrider.target.tokenizer import Tokenizer
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _AUTO: Final = "auto"
+_log: Final = logging.getLogger("outrider")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -48,49 +53,112 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return _DTYPES[name]
 
 
-def _load_hf(
-    model: str | Path, dtype: torch.dtype, device: torch.device, context_length: int | None
-) -> tuple[TargetModel, Tokenizer]:
-    loaded = load(model, dtype=dtype, device=device, attention=ATTENTION)
-    longest = loaded.context_length if context_length is None else context_length
-    if not 1 <= longest <= loaded.context_length:
-        raise ConfigError(f"context_length must be at least 1 and at most the model's {loaded.context_length}")
+@dataclass(frozen=True)
+class LoadOptions:
+    """How models are run."""
+
+    backend: str = _AUTO
+    """A backend's name, or ``auto`` for the best that serves the model."""
+    dtype: str = _AUTO
+    """Precision of the weights on ``hf``; the native backend keeps the file's own bits."""
+    device: str = _AUTO
+    context_length: int | None = None
+    """Most positions to serve; None is the model's own."""
+    quantization: str = Quantization.NONE.value
+    """What the native backend makes of the weights: ``none``, ``w8`` or ``w4``; ``auto`` is ``w4`` where that works."""
+    draft_quantization: str = _AUTO
+    """The same for draft models, whose precision changes the speed and never the text."""
+
+    @property
+    def for_drafter(self) -> LoadOptions:
+        """The same for a draft model."""
+        return replace(self, context_length=None, quantization=self.draft_quantization)
+
+
+Served = tuple[TargetModel, Tokenizer]
+
+
+def _longest(own: int, options: LoadOptions) -> int:
+    longest = own if options.context_length is None else options.context_length
+    if not 1 <= longest <= own:
+        raise ConfigError(f"context_length must be at least 1 and at most the model's {own}")
+    return longest
+
+
+def _load_hf(model: str | Path, options: LoadOptions) -> Served:
+    if options.quantization not in (Quantization.NONE.value, _AUTO):
+        raise ConfigError(f"the hf backend does not quantise; {options.quantization} needs the native backend")
+    device = resolve_device(options.device)
+    loaded = load(model, dtype=resolve_dtype(options.dtype, device), device=device, attention=ATTENTION)
+    longest = _longest(loaded.context_length, options)
     served = HFModel(loaded.module, architecture=loaded.architecture, context_length=longest)
     return served, loaded.tokenizer
 
 
-_Loader = Callable[[str | Path, torch.dtype, torch.device, int | None], tuple[TargetModel, Tokenizer]]
-_BACKENDS: Final[dict[str, _Loader]] = {"hf": _load_hf}
-_PREFERENCE: Final = ("hf",)
+def _load_native(model: str | Path, options: LoadOptions) -> Served:
+    if (reason := _native_ruled_out(options)) is not None:
+        raise UnsuitableError(reason)
+    files = open_model(model)
+    if (reason := reason_against(files.config)) is not None:
+        raise UnsuitableError(reason)
+    quantization = Quantization.W4 if options.quantization == _AUTO else Quantization.named(options.quantization)
+    longest = _longest(files.context_length, options)
+    return NativeModel.of(files, quantization=quantization, context_length=longest), files.tokenizer
+
+
+def _native_ruled_out(options: LoadOptions) -> str | None:
+    device = resolve_device(options.device)
+    if device.type != "cpu":
+        return f"it runs on the CPU, not on {device}"
+    if options.dtype != _AUTO:
+        return f"it keeps the weights' own precision, and {options.dtype} was asked for"
+    return None
+
+
+class UnsuitableError(ModelError):
+    """A backend that cannot run this model as asked; another one may."""
+
+
+_Loader = Callable[[str | Path, LoadOptions], Served]
+_BACKENDS: Final[dict[str, _Loader]] = {"native": _load_native, "hf": _load_hf}
+"""Best first."""
 
 
 def backends() -> list[str]:
     """Names of every backend, best first."""
-    return list(_PREFERENCE)
+    return list(_BACKENDS)
 
 
-def load_model(
-    model: str | Path,
-    *,
-    backend: str,
-    dtype: torch.dtype,
-    device: torch.device,
-    context_length: int | None = None,
-) -> tuple[TargetModel, Tokenizer]:
+def load_model(model: str | Path, options: LoadOptions | None = None) -> Served:
     """Load a model behind the best backend that serves it.
 
     Args:
-        model: see :func:`outrider.target.loading.load`.
-        backend: its name, or ``auto``.
-        dtype: precision of the weights.
-        device: where they go.
-        context_length: most positions to serve; None is the model's own.
+        model: see :func:`outrider.target.loading.find`.
+        options: how to run it.
 
     Raises:
-        ConfigError: an unknown backend, or a context longer than the model's.
+        ConfigError: an unknown backend or quantization, or a context longer than the model's.
         ModelError: the model cannot be found, read or served.
     """
-    name = _PREFERENCE[0] if backend == _AUTO else backend
-    if name not in _BACKENDS:
-        raise ConfigError(f"there is no backend {backend!r}; there are: auto, {', '.join(_BACKENDS)}")
-    return _BACKENDS[name](model, dtype, device, context_length)
+    wanted = options or LoadOptions()
+    if wanted.backend != _AUTO:
+        if wanted.backend not in _BACKENDS:
+            raise ConfigError(f"there is no backend {wanted.backend!r}; there are: auto, {', '.join(_BACKENDS)}")
+        try:
+            return _BACKENDS[wanted.backend](model, wanted)
+        except UnsuitableError as error:
+            raise ModelError(f"the {wanted.backend} backend cannot serve {model}: {error}") from None
+    best, *others = _BACKENDS
+    return _first_that_serves(model, wanted, best, others)
+
+
+def _first_that_serves(model: str | Path, options: LoadOptions, name: str, others: Sequence[str]) -> Served:
+    if not others:
+        return _BACKENDS[name](model, options)
+    try:
+        return _BACKENDS[name](model, options)
+    except UnsuitableError as error:
+        # A backend that the user's own choice ruled out is no surprise; one that the model ruled out may be.
+        level = logging.INFO if _native_ruled_out(options) else logging.WARNING
+        _log.log(level, "%s runs on the %s backend: %s cannot serve it: %s", model, others[0], name, error)
+    return _first_that_serves(model, options, others[0], others[1:])

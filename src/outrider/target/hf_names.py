@@ -141,6 +141,40 @@ def _freeze_frequencies(part: Any, kind: str, layer_type: str | None, context_le
         factors["long_mscale"] = factors["short_mscale"] = factors[f"{name}_mscale"]
 
 
+def rotary_frequencies(config: Any, context_length: int) -> list[tuple[torch.Tensor, float]]:
+    """Each layer's inverse frequencies, fp32 [rotary width / 2], and what multiplies its cosines and sines.
+
+    Frequencies that depend on the length of the text are those of a text of ``context_length``.
+    """
+    kinds = getattr(config, "layer_types", None) or [None] * config.num_hidden_layers
+    by_kind = isinstance(next(iter(config.rope_parameters.values()), None), dict)
+    made: dict[str | None, tuple[torch.Tensor, float]] = {}
+    for kind in set(kinds):
+        made[kind] = _frequencies(config, kind if by_kind else None, context_length)
+    return [made[kind] for kind in kinds]
+
+
+def _frequencies(config: Any, layer_type: str | None, context_length: int) -> tuple[torch.Tensor, float]:
+    parameters = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
+    rope_type = parameters.get("rope_type", "default")
+    if rope_type != "default":
+        options = {} if layer_type is None else {"layer_type": layer_type}
+        frequencies, scale = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"), context_length, **options)
+        return frequencies.float(), float(scale)
+    head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = int(head_width * parameters.get("partial_rotary_factor", 1.0))
+    powers = torch.arange(0, width, 2, dtype=torch.int64).float() / width
+    return 1.0 / parameters["rope_theta"] ** powers, 1.0
+
+
+def layer_window(config: Any, layer: int) -> int | None:
+    """Positions a layer lets a row see, its own included; None is all of them."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return config.sliding_window if kinds[layer] == "sliding_attention" else None
+    return getattr(config, "sliding_window", None)
+
+
 def check_config(config: Any) -> None:
     """Refuse a configuration whose model cannot be served, before any weight is read.
 

@@ -24,6 +24,26 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 @dataclass(frozen=True)
+class ModelFiles:
+    """A model on disk, read but for its weights."""
+
+    path: Path
+    name: str
+    config: Any
+    """transformers' configuration."""
+    tokenizer: Tokenizer
+    context_length: int
+    weight_files: tuple[Path, ...]
+    gguf: tuple[GGUFFile, ModelPlan] | None = None
+    """The parsed file, where the model is one."""
+
+    @property
+    def file_bytes(self) -> int:
+        """Length of the weight files."""
+        return sum(file.stat().st_size for file in self.weight_files)
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A model in memory: `module` is in eval mode and records no gradients."""
 
@@ -55,21 +75,17 @@ def load(
     Raises:
         ModelError: it cannot be found, read or served.
     """
-    path, name = find(model)
-    load_path = _load_gguf if path.is_file() else _load_folder
-    module, tokenizer, file_bytes = load_path(path, name, dtype, attention)
-    config: Any = module.config
-    context = hf_names.context_length(config)
-    if context is None:
-        raise ModelError(f"{name}: its configuration does not say how long a context it was made for")
+    files = open_model(model)
+    make = _folder_module if files.gguf is None else _gguf_module
+    module = make(files, dtype, attention)
     module.eval().requires_grad_(False).to(device)
     return LoadedModel(
         module=module,
-        config=config,
-        tokenizer=tokenizer,
-        context_length=context,
-        name=name,
-        file_bytes=file_bytes,
+        config=module.config,
+        tokenizer=files.tokenizer,
+        context_length=files.context_length,
+        name=files.name,
+        file_bytes=files.file_bytes,
         architecture=type(module).__name__,
     )
 
@@ -139,29 +155,43 @@ def _fetch_from_hub(model: str) -> Path:
         ) from error
 
 
-def _load_folder(path: Path, name: str, dtype: torch.dtype, attention: str) -> tuple[nn.Module, Tokenizer, int]:
+def open_model(model: str | Path) -> ModelFiles:
+    """Find a model and read everything but its weights.
+
+    Raises:
+        ModelError: it cannot be found or read.
+    """
+    path, name = find(model)
+    return _open_gguf(path, name) if path.is_file() else _open_folder(path, name)
+
+
+def _open_folder(path: Path, name: str) -> ModelFiles:
     try:
         config = hf_names.read_folder_config(path)
     except Exception as error:  # a broken config.json raises anything from KeyError to OSError
         raise ModelError(f"{name}: its config.json cannot be used: {_one_line(error)}") from error
     if not hf_names.is_causal(config):
         raise ModelError(f"{name}: {config.model_type!r} is not a decoder-only language model; it cannot be served")
-    files = list(path.glob("*.safetensors"))
+    files = tuple(sorted(path.glob("*.safetensors")))
     if not files:
         raise ModelError(f"{name}: the folder holds no .safetensors weights")
     try:
-        module, missing = hf_names.load_folder(path, config, dtype, attention)
         backend, bos, eos, template = hf_names.load_folder_tokenizer(path)
-    except Exception as error:  # damaged weights or tokenizer files raise their libraries' own errors
+    except Exception as error:  # damaged tokenizer files raise their library's own errors
         raise ModelError(f"{name}: cannot be loaded: {_one_line(error)}") from error
-    if missing:
-        raise ModelError(f"{name}: its weights hold nothing for the model's {', '.join(missing[:3])}")
     if backend is None:
         raise ModelError(f"{name}: has no fast tokenizer (tokenizer.json); convert it with transformers first")
     tokenizer = Tokenizer(
         backend, name=name, bos_id=bos, eos_ids=_folder_ends(path, config, eos), chat_template=template
     )
-    return module, tokenizer, sum(file.stat().st_size for file in files)
+    return ModelFiles(path, name, config, tokenizer, _context_length(config, name), files)
+
+
+def _context_length(config: Any, name: str) -> int:
+    context = hf_names.context_length(config)
+    if context is None:
+        raise ModelError(f"{name}: its configuration does not say how long a context it was made for")
+    return context
 
 
 def _folder_ends(path: Path, config: Any, tokenizer_end: int | None) -> set[int]:
@@ -175,14 +205,35 @@ def _folder_ends(path: Path, config: Any, tokenizer_end: int | None) -> set[int]
     return {end for end in (*several, tokenizer_end) if end is not None}
 
 
-def _load_gguf(path: Path, name: str, dtype: torch.dtype, attention: str) -> tuple[nn.Module, Tokenizer, int]:
+def _open_gguf(path: Path, name: str) -> ModelFiles:
     file = read_gguf(path)
     plan = plan_model(file)
     tokenizer = build_tokenizer(file)
     special = {"bos_token_id": tokenizer.bos_id, "eos_token_id": sorted(tokenizer.eos_ids)}
     try:
         config = hf_names.make_config(plan.model_type, plan.values | special)
-        module = hf_names.build_empty(config, dtype, attention)
+    except ModelError:
+        raise
+    except Exception as error:  # a configuration that transformers' own checks refuse
+        raise file.fail(f"no {plan.model_type} model can be built from it: {_one_line(error)}") from error
+    return ModelFiles(path, name, config, tokenizer, _context_length(config, name), (path,), (file, plan))
+
+
+def _folder_module(files: ModelFiles, dtype: torch.dtype, attention: str) -> nn.Module:
+    try:
+        module, missing = hf_names.load_folder(files.path, files.config, dtype, attention)
+    except Exception as error:  # damaged weights raise their library's own errors
+        raise ModelError(f"{files.name}: cannot be loaded: {_one_line(error)}") from error
+    if missing:
+        raise ModelError(f"{files.name}: its weights hold nothing for the model's {', '.join(missing[:3])}")
+    return module
+
+
+def _gguf_module(files: ModelFiles, dtype: torch.dtype, attention: str) -> nn.Module:
+    assert files.gguf is not None
+    file, plan = files.gguf
+    try:
+        module = hf_names.build_empty(files.config, dtype, attention)
     except ModelError:
         raise
     except Exception as error:  # a configuration that transformers' own checks refuse
@@ -191,7 +242,7 @@ def _load_gguf(path: Path, name: str, dtype: torch.dtype, attention: str) -> tup
     hf_names.tie_weights(module)
     hf_names.restore_buffers(module)
     _check_complete(file, module)
-    return module, tokenizer, file.file_bytes
+    return module
 
 
 def _assign(file: GGUFFile, plan: ModelPlan, module: nn.Module, dtype: torch.dtype) -> None:

@@ -1,0 +1,365 @@
+#include "decoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "kernels.h"
+#include "pack.h"
+#include "thread_pool.h"
+
+namespace outrider {
+namespace {
+
+constexpr int kPanelsAtOnce = 4;   // of a layer, per piece of work
+constexpr int kRowsAtOnce = 1;
+
+ThreadPool& pool() { return ThreadPool::instance(); }
+
+// Memory that starts on a cache line and is kept between passes.
+class Memory {
+ public:
+  template <class T>
+  T* take(std::size_t count) {
+    const std::size_t bytes = count * sizeof(T) + 64;
+    if (bytes > size_) {
+      storage_.reset(static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
+      size_ = bytes;
+    }
+    return reinterpret_cast<T*>(storage_.get());
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const { std::free(p); }
+  };
+  std::unique_ptr<std::byte, Free> storage_;
+  std::size_t size_ = 0;
+};
+
+float* scratch(std::size_t count, int which) {
+  static thread_local Memory memory[3];  // three pieces a thread may hold at once
+  return memory[which].take<float>(count);
+}
+
+// Rows in the form the linear kernels read, in memory that is kept.
+class RowStore {
+ public:
+  Activations& shape(int inputs, int rows, std::initializer_list<const Packed*> readers) {
+    bool quantized = false, plain = false;
+    for (const Packed* reader : readers) (facts(reader->kind).quantized ? quantized : plain) = true;
+    const std::size_t numbers = std::size_t(inputs) * rows;
+    view_ = {};
+    view_.inputs = inputs;
+    if (quantized) {
+      view_.quads = quads_.take<std::int32_t>(numbers / kQuad);
+      view_.scales = scales_.take<float>(numbers / kGroup);
+      view_.sums = sums_.take<std::int32_t>(numbers / 16);
+      view_.scaled_sums = scaled_sums_.take<float>(numbers / kGroup);
+    }
+    if (plain) view_.values = values_.take<float>(numbers);
+    return view_;
+  }
+
+ private:
+  Activations view_;
+  Memory quads_, scales_, sums_, scaled_sums_, values_;
+};
+
+// One layer's product and where it goes.
+struct Product {
+  const Packed& weights;
+  const float* bias;
+  float* to;
+  std::size_t stride;
+  bool add;
+};
+
+// Several products of the same rows, as one list of panels.
+void multiply(const Activations& rows, const Tiles& tiles, std::initializer_list<Product> products) {
+  int panels = 0;
+  for (const Product& product : products) panels += product.weights.panels();
+  pool().run(panels, kPanelsAtOnce, [&](int first, int last) {
+    const Kernels& run = kernels();
+    float* sums = scratch(std::size_t(tiles.rows) * kPanel, 0);
+    for (int number = first; number < last; ++number) {
+      int panel = number;
+      const Product* product = products.begin();
+      while (panel >= product->weights.panels()) panel -= (product++)->weights.panels();
+      run.linear(product->weights, panel, rows, tiles, sums);
+      const int columns = std::min(kPanel, product->weights.outputs - panel * kPanel);
+      (product->add ? run.finish_add : run.finish_store)(sums, product->bias, product->to, product->stride, panel,
+                                                         columns, tiles.rows);
+    }
+  });
+}
+
+}  // namespace
+
+struct Decoder::Buffers {
+  Memory x_memory, query_memory, key_memory, value_memory, mixed_memory, added_memory, cosine_memory, sine_memory;
+  RowStore normal_store, mixed_store, inner_store, final_store;
+  std::vector<std::int32_t> slots;
+  std::vector<View> views;
+  int rows = 0;
+  float *x, *query, *key, *value, *mixed, *added;
+};
+
+Decoder::Decoder(DecoderShape shape, std::vector<LayerWeights> layers, Packed embedding, const float* final_norm,
+                 Packed head)
+    : shape_(shape), layers_(std::move(layers)), embedding_(embedding), final_norm_(final_norm), head_(head) {}
+
+void Decoder::forward(const Pass& pass) {
+  const std::scoped_lock turn(pool().turn());
+  const FloatingPointState state;
+  static Buffers b;  // passes take turns, so every decoder of the process shares one workspace
+  const std::size_t rows = pass.rows, heads = std::size_t(shape_.heads) * shape_.stored_width(),
+                    key_heads = std::size_t(shape_.key_heads) * shape_.head_width;
+  b.rows = pass.rows;
+  b.x = b.x_memory.take<float>(rows * shape_.width);
+  b.query = b.query_memory.take<float>(rows * heads);
+  b.key = b.key_memory.take<float>(rows * key_heads);
+  b.value = b.value_memory.take<float>(rows * key_heads);
+  b.mixed = b.mixed_memory.take<float>(rows * heads);
+  b.added = b.added_memory.take<float>(rows * shape_.width);
+
+  view_rows(pass, b);
+  embed(pass, b);
+  for (int i = 0; i < int(layers_.size()); ++i) {
+    attention(pass, layers_[i], i, b);
+    mlp(layers_[i], b);
+    for (const auto& [layer, to] : pass.hidden) {
+      if (layer == i) std::memcpy(to, b.x, sizeof(float) * rows * shape_.width);
+    }
+  }
+  logits(pass, b);
+}
+
+void Decoder::view_rows(const Pass& pass, Buffers& b) const {
+  // A sequence's slots once, for the rows whose path is a straight line, and a copy for each row whose path is not.
+  std::size_t total = 0;
+  for (const SequenceShare& s : pass.sequences) {
+    const std::size_t columns = s.context + s.forced + s.nodes;
+    total += columns;
+    for (int node = 1; node < s.nodes; ++node) {
+      if (s.parents[node] != node - 1) {
+        total += columns * (s.nodes - node);  // its descendants may need one as well
+        break;
+      }
+    }
+  }
+  b.slots.resize(total);
+  b.views.resize(pass.rows);
+  std::int32_t* free = b.slots.data();
+  std::vector<std::int32_t*> of_node;
+  std::vector<int> depth;
+  for (const SequenceShare& s : pass.sequences) {
+    const int straight = s.context + s.forced, columns = straight + s.nodes;
+    std::int32_t* shared = free;
+    free += columns;
+    for (int i = 0; i < columns; ++i) shared[i] = std::int32_t(s.slots[i]);
+    of_node.assign(s.nodes, shared);
+    depth.assign(s.nodes, 0);
+    for (int node = 1; node < s.nodes; ++node) {
+      const int parent = s.parents[node];
+      depth[node] = depth[parent] + 1;
+      const int newest = straight + depth[node];
+      of_node[node] = of_node[parent];
+      if (of_node[parent] != shared || node != depth[node]) {
+        std::memcpy(free, of_node[parent], sizeof(std::int32_t) * newest);
+        free[newest] = std::int32_t(s.slots[straight + node]);
+        of_node[node] = free;
+        free += newest + 1;
+      }
+    }
+    for (int r = 0; r < s.rows; ++r) {
+      const int place = s.skip + r, node = place - s.forced;
+      b.views[s.first_row + r] = node < 0 ? View{shared, s.context + place} : View{of_node[node], straight + depth[node]};
+    }
+  }
+}
+
+void Decoder::embed(const Pass& pass, Buffers& b) const {
+  pool().run(pass.rows, kRowsAtOnce, [&](int first, int last) {
+    for (int r = first; r < last; ++r) {
+      float* x = b.x + std::size_t(r) * shape_.width;
+      unpack_output(embedding_, int(pass.tokens[r]), x);
+      if (shape_.embedding_scale != 1.0f) {
+        for (int i = 0; i < shape_.width; ++i) x[i] *= shape_.embedding_scale;
+      }
+    }
+  });
+}
+
+namespace {
+
+void normalize_rows(const float* x, const float* weight, int width, float epsilon, const Tiles& tiles,
+                    const Activations& to) {
+  pool().run(tiles.rows, kRowsAtOnce, [&](int first, int last) {
+    float* normal = scratch(width, 1);
+    for (int r = first; r < last; ++r) {
+      kernels().normalize(x + std::size_t(r) * width, weight, width, epsilon, normal);
+      kernels().prepare(normal, 0, width, r, tiles, to);
+    }
+  });
+}
+
+void add_normalized(const float* added, const float* weight, int width, float epsilon, int rows, float* x) {
+  pool().run(rows, kRowsAtOnce, [&](int first, int last) {
+    float* normal = scratch(width, 1);
+    for (int r = first; r < last; ++r) {
+      kernels().normalize(added + std::size_t(r) * width, weight, width, epsilon, normal);
+      for (int i = 0; i < width; ++i) x[std::size_t(r) * width + i] += normal[i];
+    }
+  });
+}
+
+// Halves of a head's rotated part turn into each other; angles are position times inverse frequency.
+void rotate(float* head, int rotary_width, const float* inverse_frequencies, float scale, float position) {
+  const int half = rotary_width / 2;
+  for (int i = 0; i < half; ++i) {
+    const float angle = position * inverse_frequencies[i];
+    const float cosine = std::cos(angle) * scale, sine = std::sin(angle) * scale;
+    const float a = head[i], b = head[i + half];
+    head[i] = a * cosine - b * sine;
+    head[i + half] = b * cosine + a * sine;
+  }
+}
+
+}  // namespace
+
+void Decoder::attention(const Pass& pass, const LayerWeights& layer, int index, Buffers& b) const {
+  const Tiles tiles(b.rows);
+  const int stored = shape_.stored_width(), group = shape_.heads / shape_.key_heads;
+  Activations& normal = b.normal_store.shape(shape_.width, b.rows, {&layer.query, &layer.key, &layer.value});
+  normalize_rows(b.x, layer.attention_norm, shape_.width, shape_.norm_epsilon, tiles, normal);
+  const std::size_t query_stride = std::size_t(shape_.heads) * shape_.head_width;
+  const std::size_t key_stride = std::size_t(shape_.key_heads) * shape_.head_width;
+  multiply(normal, tiles,
+           {{layer.query, layer.query_bias, b.query, query_stride, false},
+            {layer.key, layer.key_bias, b.key, key_stride, false},
+            {layer.value, layer.value_bias, b.value, key_stride, false}});
+  write_cache(pass, layer, index, b);
+
+  Activations& mixed = b.mixed_store.shape(int(query_stride), b.rows, {&layer.output});
+  const std::size_t head_stride = std::size_t(pass.cache.slots) * stored;
+  const int count = group * shape_.head_width;
+  const bool whole_groups = count % kGroup == 0;  // else the heads of several key heads share an activation scale
+  pool().run(b.rows * shape_.key_heads, 1, [&](int first, int last) {
+    for (int item = first; item < last; ++item) {
+      const int r = item / shape_.key_heads, key_head = item % shape_.key_heads;
+      const View& view = b.views[r];
+      const int oldest = layer.window ? std::max(0, view.newest - layer.window + 1) : 0;
+      const int capacity = (view.newest - (oldest & ~15) + 16) & ~15;
+      const std::size_t head = std::size_t(index) * shape_.key_heads + key_head;
+      float* scores = scratch(std::size_t(capacity) * 8, 0);
+      float* out = scratch(std::size_t(group) * stored + query_stride, 1);
+      const float* query = b.query + (std::size_t(r) * shape_.heads + std::size_t(key_head) * group) * shape_.head_width;
+      float* padded = scratch(std::size_t(group) * stored, 2);
+      for (int h = 0; h < group; ++h) {
+        for (int i = 0; i < stored; ++i) {
+          padded[h * stored + i] = i < shape_.head_width ? query[h * shape_.head_width + i] * shape_.score_scale : 0.0f;
+        }
+      }
+      kernels().attend(group, padded, pass.cache.keys + head * head_stride, pass.cache.values + head * head_stride,
+                       stored, view.slots, oldest, view.newest, scores, capacity, out);
+      if (stored != shape_.head_width) {
+        for (int h = 1; h < group; ++h) {
+          std::memmove(out + h * shape_.head_width, out + h * stored, sizeof(float) * shape_.head_width);
+        }
+      }
+      if (whole_groups) {
+        kernels().prepare(out, key_head * count, count, r, tiles, mixed);
+      } else {
+        std::memcpy(b.mixed + std::size_t(r) * query_stride + key_head * count, out, sizeof(float) * count);
+      }
+    }
+  });
+  if (!whole_groups) {
+    pool().run(b.rows, kRowsAtOnce, [&](int first, int last) {
+      for (int r = first; r < last; ++r) {
+        kernels().prepare(b.mixed + std::size_t(r) * query_stride, 0, int(query_stride), r, tiles, mixed);
+      }
+    });
+  }
+  if (layer.attention_post_norm) {
+    multiply(mixed, tiles, {{layer.output, layer.output_bias, b.added, std::size_t(shape_.width), false}});
+    add_normalized(b.added, layer.attention_post_norm, shape_.width, shape_.norm_epsilon, b.rows, b.x);
+  } else {
+    multiply(mixed, tiles, {{layer.output, layer.output_bias, b.x, std::size_t(shape_.width), true}});
+  }
+}
+
+void Decoder::write_cache(const Pass& pass, const LayerWeights& layer, int index, Buffers& b) const {
+  const int width = shape_.head_width, stored = shape_.stored_width();
+  const std::size_t head_stride = std::size_t(pass.cache.slots) * stored;
+  pool().run(b.rows, kRowsAtOnce, [&](int first, int last) {
+    for (int r = first; r < last; ++r) {
+      const View& view = b.views[r];
+      const float position = float(pass.positions[r]);
+      const auto turn = [&](float* head, const float* norm) {
+        if (norm) kernels().normalize(head, norm, width, shape_.norm_epsilon, head);
+        rotate(head, shape_.rotary_width, layer.inverse_frequencies, layer.rotary_scale, position);
+      };
+      for (int h = 0; h < shape_.heads; ++h) turn(b.query + (std::size_t(r) * shape_.heads + h) * width, layer.query_norm);
+      for (int h = 0; h < shape_.key_heads; ++h) {
+        float* key = b.key + (std::size_t(r) * shape_.key_heads + h) * width;
+        const float* value = b.value + (std::size_t(r) * shape_.key_heads + h) * width;
+        turn(key, layer.key_norm);
+        const std::size_t at = (std::size_t(index) * shape_.key_heads + h) * head_stride +
+                               std::size_t(view.slots[view.newest]) * stored;
+        kernels().to_half(key, width, stored, pass.cache.keys + at);
+        kernels().to_half(value, width, stored, pass.cache.values + at);
+      }
+    }
+  });
+}
+
+void Decoder::mlp(const LayerWeights& layer, Buffers& b) const {
+  const Tiles tiles(b.rows);
+  Activations& normal = b.normal_store.shape(shape_.width, b.rows, {&layer.gate, &layer.up});
+  normalize_rows(b.x, layer.mlp_norm, shape_.width, shape_.norm_epsilon, tiles, normal);
+  Activations& inner = b.inner_store.shape(shape_.inner, b.rows, {&layer.down});
+  pool().run(layer.gate.panels(), kPanelsAtOnce / 2, [&](int first, int last) {
+    const Kernels& run = kernels();
+    float* gate = scratch(std::size_t(b.rows) * kPanel, 0);
+    float* up = scratch(std::size_t(b.rows) * kPanel, 1);
+    for (int panel = first; panel < last; ++panel) {
+      const int columns = std::min(kPanel, shape_.inner - panel * kPanel);
+      run.linear(layer.gate, panel, normal, tiles, gate);
+      run.linear(layer.up, panel, normal, tiles, up);
+      if (layer.gate_bias) {
+        for (int m = 0; m < b.rows; ++m) {
+          for (int i = 0; i < columns; ++i) {
+            gate[m * kPanel + i] += layer.gate_bias[panel * kPanel + i];
+            up[m * kPanel + i] += layer.up_bias[panel * kPanel + i];
+          }
+        }
+      }
+      run.finish_gate(gate, up, shape_.gelu, panel, columns, tiles, inner);
+    }
+  });
+  if (layer.mlp_post_norm) {
+    multiply(inner, tiles, {{layer.down, layer.down_bias, b.added, std::size_t(shape_.width), false}});
+    add_normalized(b.added, layer.mlp_post_norm, shape_.width, shape_.norm_epsilon, b.rows, b.x);
+  } else {
+    multiply(inner, tiles, {{layer.down, layer.down_bias, b.x, std::size_t(shape_.width), true}});
+  }
+}
+
+void Decoder::logits(const Pass& pass, Buffers& b) const {
+  if (!pass.wanted_rows) return;
+  const Tiles tiles(pass.wanted_rows);
+  float* gathered = b.added;
+  for (int i = 0; i < pass.wanted_rows; ++i) {
+    std::memcpy(gathered + std::size_t(i) * shape_.width, b.x + std::size_t(pass.wanted[i]) * shape_.width,
+                sizeof(float) * shape_.width);
+  }
+  Activations& last = b.final_store.shape(shape_.width, pass.wanted_rows, {&head_});
+  normalize_rows(gathered, final_norm_, shape_.width, shape_.norm_epsilon, tiles, last);
+  multiply(last, tiles, {{head_, nullptr, pass.logits, std::size_t(shape_.vocabulary), false}});
+}
+
+}  // namespace outrider

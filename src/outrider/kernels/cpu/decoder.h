@@ -1,0 +1,98 @@
+// One pass of a dense decoder over the rows of many sequences.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "packed.h"
+
+namespace outrider {
+
+// Pointers belong to whoever made the decoder; a null vector is absent.
+struct LayerWeights {
+  Packed query, key, value, output, gate, up, down;
+  const float* query_bias = nullptr;
+  const float* key_bias = nullptr;
+  const float* value_bias = nullptr;
+  const float* output_bias = nullptr;
+  const float* gate_bias = nullptr;
+  const float* up_bias = nullptr;
+  const float* down_bias = nullptr;
+  const float* attention_norm = nullptr;
+  const float* mlp_norm = nullptr;
+  const float* query_norm = nullptr;       // per head
+  const float* key_norm = nullptr;
+  const float* attention_post_norm = nullptr;  // of what attention adds to the row
+  const float* mlp_post_norm = nullptr;
+  const float* inverse_frequencies = nullptr;  // [rotary width / 2]
+  float rotary_scale = 1.0f;               // of cosines and sines (yarn)
+  int window = 0;                          // positions a row sees, its own included; 0 is all
+};
+
+struct DecoderShape {
+  int width = 0, heads = 0, key_heads = 0, head_width = 0, rotary_width = 0, inner = 0, vocabulary = 0;
+  float norm_epsilon = 0.0f, score_scale = 0.0f, embedding_scale = 1.0f;
+  bool gelu = false;
+
+  // Head rows in the cache are filled up with zeros to whole vectors.
+  int stored_width() const { return (head_width + kPanel - 1) / kPanel * kPanel; }
+};
+
+// One sequence's share of a pass; see SequenceRows in tree.py.  Rows are forced tokens, then tree nodes.
+struct SequenceShare {
+  int first_row, rows, context, forced, skip;
+  const std::int32_t* parents;  // of the tree's nodes; -1 for the anchor
+  int nodes;
+  const std::int64_t* slots;    // cache slot of each row of the sequence, committed and new
+};
+
+// Keys and values of all layers: [layer][key head][slot][stored width] fp16.
+struct Cache {
+  std::uint16_t* keys;
+  std::uint16_t* values;
+  std::int64_t slots;
+};
+
+class Decoder {
+ public:
+  Decoder(DecoderShape shape, std::vector<LayerWeights> layers, Packed embedding, const float* final_norm, Packed head);
+
+  struct Pass {
+    int rows;
+    const std::int64_t* tokens;
+    const std::int64_t* positions;
+    std::vector<SequenceShare> sequences;
+    Cache cache;
+    const std::int64_t* wanted;
+    int wanted_rows;
+    float* logits;                             // [wanted rows][vocabulary]
+    std::vector<std::pair<int, float*>> hidden;  // layer, [rows][width]
+  };
+
+  void forward(const Pass& pass);
+
+  const DecoderShape& shape() const { return shape_; }
+
+ private:
+  // A row's view of the cache: slots by absolute position.
+  struct View {
+    const std::int32_t* slots;
+    int newest;
+  };
+  struct Buffers;
+
+  void view_rows(const Pass& pass, Buffers& b) const;
+  void embed(const Pass& pass, Buffers& b) const;
+  void attention(const Pass& pass, const LayerWeights& layer, int index, Buffers& b) const;
+  void write_cache(const Pass& pass, const LayerWeights& layer, int index, Buffers& b) const;
+  void mlp(const LayerWeights& layer, Buffers& b) const;
+  void logits(const Pass& pass, Buffers& b) const;
+
+  DecoderShape shape_;
+  std::vector<LayerWeights> layers_;
+  Packed embedding_;
+  const float* final_norm_;
+  Packed head_;
+};
+
+}  // namespace outrider

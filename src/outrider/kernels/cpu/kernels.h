@@ -1,0 +1,37 @@
+// The functions that have a version per instruction set, chosen once for the process by what the CPU has.
+#pragma once
+
+#include "packed.h"
+
+namespace outrider {
+
+struct Kernels {
+  const char* name;
+  // Sums of one panel for all rows: [rows][32].
+  void (*linear)(const Packed&, int panel, const Activations&, const Tiles&, float* sums);
+  void (*prepare)(const float* from, int first, int count, int row, const Tiles&, const Activations& to);
+  void (*normalize)(const float* x, const float* weight, int width, float epsilon, float* out);
+  void (*finish_store)(const float* sums, const float* bias, float* to, std::size_t stride, int panel, int columns,
+                       int rows);
+  void (*finish_add)(const float* sums, const float* bias, float* to, std::size_t stride, int panel, int columns,
+                     int rows);
+  void (*finish_gate)(float* gate, const float* up, bool is_gelu, int panel, int columns, const Tiles&,
+                      const Activations& to);
+  void (*attend)(int heads, const float* query, const std::uint16_t* keys, const std::uint16_t* values, int width,
+                 const std::int32_t* slots, int oldest, int newest, float* scores, int capacity, float* out);
+  void (*to_half)(const float* from, int width, int padded, std::uint16_t* to);
+};
+
+template <class L>
+const Kernels& kernels_of();
+
+// The best this CPU runs.
+const Kernels& kernels();
+
+// All that this CPU runs, best first, for tests.
+int available_kernels(const Kernels* const** list);
+
+// Makes one of them the process's, for tests; null goes back to the best.
+void use_kernels(const Kernels* wanted);
+
+}  // namespace outrider

@@ -1,0 +1,26 @@
+// Instantiates every kernel for one instruction set; each file that includes this is compiled for its own CPU.
+#pragma once
+
+#include "kernels.h"
+#include "linear_impl.h"
+#include "rows_impl.h"
+
+namespace outrider {
+
+template <class L>
+const Kernels& kernels_of() {
+  static constexpr Kernels table{
+      L::name,
+      Linear<L>::run,
+      Rows<L>::prepare,
+      Rows<L>::normalize,
+      Rows<L>::finish_store,
+      Rows<L>::finish_add,
+      Rows<L>::finish_gate,
+      Rows<L>::attend_heads,
+      Rows<L>::to_half,
+  };
+  return table;
+}
+
+}  // namespace outrider

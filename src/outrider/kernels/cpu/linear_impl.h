@@ -1,0 +1,334 @@
+// Weights times rows, for one instruction set.
+//
+// A block of 256 inputs x 32 outputs is unpacked once, to bytes with an fp32 scale (and minimum) per group, and then
+// multiplied with every tile of rows.  The order of all roundings is fixed by the row and the column alone:
+//
+//   for each scale group, inputs rising:   t = float(integer dot product) * row scale
+//                                          sum = fma(t, weight scale, sum)
+//                                          sum = fma(-row scale * row sum, weight minimum, sum)   if it has a minimum
+//
+// so a row has the same bits in any company, and on any instruction set.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "packed.h"
+
+namespace outrider {
+
+struct alignas(64) Unpacked {
+  std::uint8_t bytes[kBlock * kPanel];                // [quad][half of the panel][16 outputs][4 inputs]
+  float scales[kBlock / 16 * kPanel];                 // [scale group][32]
+  float minima[kBlock / kGroup * kPanel];             // [group][32]
+};
+
+struct alignas(64) UnpackedFloat {
+  float values[kBlock / 4 * kPanel];                  // [input][32]
+};
+constexpr int kFloatBlock = kBlock / 4;
+
+template <class L>
+struct Linear {
+  using Float = typename L::Float;
+  using Int = typename L::Int;
+  using Quad = typename L::Quad;
+
+  // ---- unpacking -------------------------------------------------------------------------------------------------
+
+  template <class K>
+  static void unpack_scales(const std::uint8_t* header, const std::uint8_t* group, int g, Unpacked& to) {
+    for (int half = 0; half < 2; ++half) {
+      const int at = half * 16;
+      if constexpr (K::scales == Scales::half) {
+        const auto* halves = reinterpret_cast<const std::uint16_t*>(group);
+        L::store(to.scales + g * kPanel + at, L::from_half(halves + at));
+        if constexpr (K::has_minimum) {  // the file adds it, the kernel subtracts it
+          L::store(to.minima + g * kPanel + at, L::sub(L::zero(), L::from_half(halves + kPanel + at)));
+        }
+      } else if constexpr (K::scales == Scales::six_bit) {
+        const auto* halves = reinterpret_cast<const std::uint16_t*>(header);
+        const std::uint8_t* codes = header + 4 * kPanel;
+        const Int scale_code = L::from_bytes(codes + g * kPanel + at);
+        const Int upper = L::from_bytes(codes + (8 + g / 2) * kPanel + at);
+        const Int nibble = L::bits_and(g % 2 ? L::template shift_right<4>(upper) : upper, L::set_int(15));
+        const Int minimum = L::bits_or(L::template shift_right<6>(scale_code), L::template shift_left<2>(nibble));
+        const Int scale = L::bits_and(scale_code, L::set_int(63));
+        L::store(to.scales + g * kPanel + at, L::mul(L::from_half(halves + at), L::to_float(scale)));
+        L::store(to.minima + g * kPanel + at, L::mul(L::from_half(halves + kPanel + at), L::to_float(minimum)));
+      } else {
+        const Float d = L::from_half(reinterpret_cast<const std::uint16_t*>(header) + at);
+        const auto* codes = reinterpret_cast<const std::int8_t*>(group);
+        for (int part = 0; part < 2; ++part) {
+          const Int code = L::from_signed_bytes(codes + part * kPanel + at);
+          L::store(to.scales + (2 * g + part) * kPanel + at, L::mul(d, L::to_float(code)));
+        }
+      }
+    }
+  }
+
+  template <class K>
+  static void unpack_group(const std::uint8_t* planes, std::uint8_t* to) {
+    const std::uint8_t* high = planes + K::low_bytes;
+    constexpr int vectors = kGroup * kPanel / 64;
+    if constexpr (K::low_bits == 8) {
+      for (int i = 0; i < vectors; ++i) L::store_int(to + 64 * i, L::load_int(planes + 64 * i));
+      return;
+    }
+    const Int nibble = L::set_int(0x0f0f0f0f);
+#pragma GCC unroll 4
+    for (int pair = 0; pair < vectors / 4; ++pair) {  // two quads, two halves of the panel
+      Int out[4];
+      for (int half = 0; half < 2; ++half) {
+        const Int both = L::load_int(planes + 64 * (2 * pair + half));
+        out[half] = L::bits_and(both, nibble);
+        out[2 + half] = L::bits_and(L::template shift_right<4>(both), nibble);
+      }
+      if constexpr (K::high_bits == 1) {
+        std::uint64_t bits[4];
+        std::memcpy(bits, high + 32 * pair, sizeof bits);
+        for (int i = 0; i < 4; ++i) out[i] = L::add_fifth_bit(out[i], bits[i]);
+      } else if constexpr (K::high_bits == 2) {
+        const Int two = L::load_int(high + 64 * pair), mask = L::set_int(0x30303030);
+        out[0] = L::bits_or(out[0], L::bits_and(L::template shift_left<4>(two), mask));
+        out[1] = L::bits_or(out[1], L::bits_and(L::template shift_left<2>(two), mask));
+        out[2] = L::bits_or(out[2], L::bits_and(two, mask));
+        out[3] = L::bits_or(out[3], L::bits_and(L::template shift_right<2>(two), mask));
+      }
+      for (int i = 0; i < 4; ++i) L::store_int(to + 64 * (4 * pair + i), out[i]);
+    }
+  }
+
+  template <class K>
+  static void unpack(const std::uint8_t* block, int groups, Unpacked& to) {
+    const std::uint8_t* group = block + K::header_bytes;
+    for (int g = 0; g < groups; ++g, group += K::group_bytes) {
+      unpack_scales<K>(block, group, g, to);
+      unpack_group<K>(group + K::group_scale_bytes, to.bytes + g * kGroup * kPanel);
+    }
+  }
+
+  // ---- multiplying -----------------------------------------------------------------------------------------------
+
+  struct Ahead {  // what the next blocks will need: fetched a little with every group
+    const std::uint8_t* next;
+    int lines;
+  };
+
+  // Kinds differ here only in how many inputs share a scale, and in whether there is a minimum.
+  template <int rows, int scale_group, bool has_minimum>
+  static void multiply(const Unpacked& weights, int groups, const std::int32_t* quads, const float* row_scales,
+                       const std::int32_t* starts, const float* scaled_sums, float* sums, Ahead ahead) {
+    constexpr int parts = kGroup / scale_group, quads_per_part = scale_group / kQuad;
+    constexpr bool in_registers = rows <= 5;
+    // Few rows wait for each other's results, so they are summed in several chains; integers add up the same.
+    constexpr int chains = rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+    Float held[in_registers ? rows : 1][2];
+    if constexpr (in_registers) {
+#pragma GCC unroll 12
+      for (int m = 0; m < rows; ++m) {
+        held[m][0] = L::load(sums + m * kPanel);
+        held[m][1] = L::load(sums + m * kPanel + 16);
+      }
+    }
+    const std::uint8_t* bytes = weights.bytes;
+    const float* scales = weights.scales;
+    const float* minima = weights.minima;
+    for (int g = 0; g < groups; ++g) {
+      for (int i = 0; i < ahead.lines; ++i) __builtin_prefetch(ahead.next + 64 * i, 0, 2);
+      ahead.next += 64 * ahead.lines;
+      for (int part = 0; part < parts; ++part) {
+        L::keep_order();
+        Int dots[chains][rows][2];
+#pragma GCC unroll 4
+        for (int c = 0; c < chains; ++c) {
+#pragma GCC unroll 12
+          for (int m = 0; m < rows; ++m) {
+            if (has_minimum || c) {
+              dots[c][m][0] = L::fresh_zero(), dots[c][m][1] = L::fresh_zero();
+            } else {
+              dots[c][m][0] = dots[c][m][1] = L::set_quad(L::broadcast(starts + m));
+            }
+          }
+        }
+        starts += rows;
+#pragma GCC unroll 1
+        for (int q = 0; q < quads_per_part; q += chains) {
+#pragma GCC unroll 4
+          for (int c = 0; c < chains; ++c) {
+            const Int low = L::load_int(bytes), high = L::load_int(bytes + 64);
+            bytes += 128;
+#pragma GCC unroll 12
+            for (int m = 0; m < rows; ++m) {
+              const Quad a = L::broadcast(quads + m);
+              dots[c][m][0] = L::dot(dots[c][m][0], low, a);
+              dots[c][m][1] = L::dot(dots[c][m][1], high, a);
+            }
+            quads += rows;
+          }
+        }
+#pragma GCC unroll 12
+        for (int m = 0; m < rows; ++m) {
+          const Float row_scale = L::set(row_scales[m]);
+#pragma GCC unroll 2
+          for (int half = 0; half < 2; ++half) {
+            Int dot = dots[0][m][half];
+#pragma GCC unroll 4
+            for (int c = 1; c < chains; ++c) dot = L::add_int(dot, dots[c][m][half]);
+            Float sum = in_registers ? held[in_registers ? m : 0][half] : L::load(sums + m * kPanel + 16 * half);
+            sum = L::fma(L::mul(L::to_float(dot), row_scale), L::load(scales + 16 * half), sum);
+            if constexpr (has_minimum) {
+              sum = L::negative_fma(L::set(scaled_sums[m]), L::load(minima + 16 * half), sum);
+            }
+            if constexpr (in_registers) {
+              held[m][half] = sum;
+            } else {
+              L::store(sums + m * kPanel + 16 * half, sum);
+            }
+          }
+        }
+        scales += kPanel;
+      }
+      minima += kPanel;
+      row_scales += rows;
+      scaled_sums += rows;
+    }
+    if constexpr (in_registers) {
+#pragma GCC unroll 12
+      for (int m = 0; m < rows; ++m) {
+        L::store(sums + m * kPanel, held[m][0]);
+        L::store(sums + m * kPanel + 16, held[m][1]);
+      }
+    }
+  }
+
+  using Multiply = void (*)(const Unpacked&, int, const std::int32_t*, const float*, const std::int32_t*,
+                            const float*, float*, Ahead);
+
+  template <int scale_group, bool has_minimum, int... row>
+  static Multiply pick(int rows, std::integer_sequence<int, row...>) {
+    static constexpr Multiply table[] = {nullptr, multiply<row + 1, scale_group, has_minimum>...};
+    return table[rows];
+  }
+
+  template <class K>
+  static Multiply multiply_of(int rows) {
+    return pick<K::scale_group, K::has_minimum>(rows, std::make_integer_sequence<int, kMostTile>());
+  }
+
+  // One panel's outputs for all rows: sums [rows][32].
+  template <class K>
+  static void panel(const Packed& weights, int number, const Activations& rows, const Tiles& tiles, float* sums) {
+    constexpr std::size_t kAheadBytes = 12288;
+    static thread_local Unpacked unpacked;
+    const std::uint8_t* block = weights.data + weights.panel_stride * number;
+    std::memset(sums, 0, sizeof(float) * kPanel * tiles.rows);
+    const int all = weights.inputs / kGroup;
+    for (int first = 0; first < all; first += kBlock / kGroup) {
+      const int groups = std::min(kBlock / kGroup, all - first);
+      unpack<K>(block, groups, unpacked);
+      for (int tile = 0; tile < tiles.count; ++tile) {
+        const int m = tiles.size(tile);
+        const std::size_t row = tiles.first(tile), k = std::size_t(first) * kGroup;
+        std::int32_t starts[kBlock / 16 * kMostTile];
+        if constexpr (!K::has_minimum) start(rows.sums + row * (weights.inputs / 16) + k / 16 * m, groups, m, K::zero,
+                                             K::scale_group, starts);
+        const Ahead ahead{block + kAheadBytes, tile ? 0 : int((K::group_bytes + 63) / 64)};
+        multiply_of<K>(m)(unpacked, groups, rows.quads + row * (weights.inputs / kQuad) + k / kQuad * m,
+                          rows.scales + row * all + std::size_t(first) * m, starts,
+                          rows.scaled_sums + row * all + std::size_t(first) * m, sums + row * kPanel, ahead);
+      }
+      block += K::block_bytes;
+    }
+  }
+
+  // Where the integer sums begin: minus the zero point times the sum of a group's activations.
+  static void start(const std::int32_t* sums, int groups, int rows, int zero, int scale_group, std::int32_t* starts) {
+    if (scale_group == 16) {
+      for (int i = 0; i < 2 * groups * rows; ++i) starts[i] = -zero * sums[i];
+      return;
+    }
+    for (int g = 0; g < groups; ++g) {
+      for (int m = 0; m < rows; ++m) starts[g * rows + m] = -zero * (sums[2 * g * rows + m] + sums[(2 * g + 1) * rows + m]);
+    }
+  }
+
+  // ---- float weights ---------------------------------------------------------------------------------------------
+
+  template <int rows>
+  static void multiply_float(const UnpackedFloat& weights, int inputs, const float* values, float* sums) {
+    Float held[rows][2];
+    for (int m = 0; m < rows; ++m) {
+      for (int half = 0; half < 2; ++half) held[m][half] = L::load(sums + m * kPanel + 16 * half);
+    }
+    for (int k = 0; k < inputs; ++k) {
+      const Float low = L::load(weights.values + k * kPanel), high = L::load(weights.values + k * kPanel + 16);
+#pragma GCC unroll 12
+      for (int m = 0; m < rows; ++m) {
+        const Float a = L::set(values[m]);
+        held[m][0] = L::fma(low, a, held[m][0]);
+        held[m][1] = L::fma(high, a, held[m][1]);
+      }
+      values += rows;
+    }
+    for (int m = 0; m < rows; ++m) {
+      for (int half = 0; half < 2; ++half) L::store(sums + m * kPanel + 16 * half, held[m][half]);
+    }
+  }
+
+  using MultiplyFloat = void (*)(const UnpackedFloat&, int, const float*, float*);
+
+  template <int... row>
+  static MultiplyFloat pick_float(int rows, std::integer_sequence<int, row...>) {
+    static constexpr MultiplyFloat table[] = {nullptr, multiply_float<row + 1>...};
+    return table[rows];
+  }
+
+  template <Kind kind>
+  static void unpack_float(const std::uint8_t* from, int inputs, UnpackedFloat& to) {
+    const int vectors = inputs * kPanel / 16;
+    const auto* shorts = reinterpret_cast<const std::uint16_t*>(from);
+    for (int i = 0; i < vectors; ++i) {
+      Float value;
+      if constexpr (kind == Kind::f32) {
+        value = L::load(reinterpret_cast<const float*>(from) + 16 * i);
+      } else if constexpr (kind == Kind::f16) {
+        value = L::from_half(shorts + 16 * i);
+      } else {
+        value = L::from_brain(shorts + 16 * i);
+      }
+      L::store(to.values + 16 * i, value);
+    }
+  }
+
+  template <Kind kind>
+  static void float_panel(const Packed& weights, int number, const Activations& rows, const Tiles& tiles, float* sums) {
+    static thread_local UnpackedFloat unpacked;
+    constexpr std::size_t width = kind == Kind::f32 ? 4 : 2;
+    const std::uint8_t* block = weights.data + weights.panel_stride * number;
+    std::memset(sums, 0, sizeof(float) * kPanel * tiles.rows);
+    for (int first = 0; first < weights.inputs; first += kFloatBlock) {
+      const int inputs = std::min(kFloatBlock, weights.inputs - first);
+      unpack_float<kind>(block, inputs, unpacked);
+      for (int tile = 0; tile < tiles.count; ++tile) {
+        const int m = tiles.size(tile);
+        const std::size_t row = tiles.first(tile);
+        pick_float(m, std::make_integer_sequence<int, kMostTile>())(unpacked, inputs, rows.values + row * weights.inputs + std::size_t(first) * m,
+                             sums + row * kPanel);
+      }
+      block += width * kPanel * kFloatBlock;
+    }
+  }
+
+  using Panel = void (*)(const Packed&, int, const Activations&, const Tiles&, float*);
+
+  static void run(const Packed& weights, int number, const Activations& rows, const Tiles& tiles, float* sums) {
+    static constexpr Panel table[kKinds] = {
+        panel<Q4_0>, panel<Q4_1>, panel<Q5_0>, panel<Q5_1>, panel<Q8_0>, panel<Q4_K>, panel<Q5_K>, panel<Q6_K>,
+        float_panel<Kind::f32>, float_panel<Kind::f16>, float_panel<Kind::bf16>};
+    table[static_cast<int>(weights.kind)](weights, number, rows, tiles, sums);
+  }
+};
+
+}  // namespace outrider

@@ -1,0 +1,319 @@
+// What Python sees: packed matrices, a decoder, the pool, and the kernels themselves for tests and benchmarks.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "decoder.h"
+#include "kernels.h"
+#include "pack.h"
+#include "thread_pool.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace outrider {
+namespace {
+
+template <class T, std::size_t dimensions>
+using Array = nb::ndarray<T, nb::c_contig, nb::device::cpu, nb::ndim<dimensions>>;
+template <class T>
+using Vector = Array<const T, 1>;
+
+Kind kind_named(const std::string& name) {
+  for (int i = 0; i < kKinds; ++i) {
+    if (name == facts(Kind(i)).name) return Kind(i);
+  }
+  throw nb::value_error(("there are no kernels for weights of the kind " + name).c_str());
+}
+
+void check(bool holds, const char* message) {
+  if (!holds) throw nb::value_error(message);
+}
+
+std::size_t packed_bytes(const std::string& kind, int inputs, int outputs) {
+  const Kind found = kind_named(kind);
+  check(inputs > 0 && outputs > 0, "a matrix needs inputs and outputs");
+  const int unit = facts(found).file_block_inputs;
+  check(inputs % unit == 0, "the inputs are no multiple of the kind's block");
+  return panel_bytes(found, inputs) * std::size_t((outputs + kPanel - 1) / kPanel);
+}
+
+Packed packed_view(const std::string& kind, int inputs, int outputs, Vector<std::uint8_t> data) {
+  check(data.size() == packed_bytes(kind, inputs, outputs), "the packed bytes have another length than their shape asks for");
+  const Kind found = kind_named(kind);
+  return {found, inputs, outputs, panel_bytes(found, inputs), data.data()};
+}
+
+std::size_t rows_of(Kind kind, int inputs, std::size_t bytes) {
+  const KindFacts& fact = facts(kind);
+  check(inputs > 0 && inputs % fact.file_block_inputs == 0, "the inputs are no multiple of the kind's block");
+  const std::size_t row = std::size_t(inputs) / fact.file_block_inputs * fact.file_block_bytes;
+  check(bytes % row == 0, "the bytes are not made of whole rows");
+  return bytes / row;
+}
+
+void check_order(const std::optional<Vector<std::int64_t>>& order, int outputs, std::size_t rows) {
+  check(order || rows == std::size_t(outputs), "the source has another number of rows than the matrix has outputs");
+  if (!order) return;
+  check(order->size() == std::size_t(outputs), "the order has another length than the matrix has outputs");
+  for (std::size_t i = 0; i < order->size(); ++i) {
+    check(order->data()[i] >= 0 && std::size_t(order->data()[i]) < rows, "the order names a row that is not there");
+  }
+}
+
+void pack_matrix(const std::string& kind, int inputs, int outputs, Vector<std::uint8_t> source,
+                 std::optional<Vector<std::int64_t>> order, Array<std::uint8_t, 1> to) {
+  const Kind found = kind_named(kind);
+  check(to.size() == packed_bytes(kind, inputs, outputs), "the packed bytes have another length than their shape asks for");
+  check_order(order, outputs, rows_of(found, inputs, source.size()));
+  const nb::gil_scoped_release release;
+  const std::scoped_lock turn(ThreadPool::instance().turn());
+  pack(found, inputs, outputs, source.data(), order ? order->data() : nullptr, to.data());
+}
+
+void requantize_matrix(const std::string& from, const std::string& to_kind, int inputs, int outputs, Vector<std::uint8_t> source,
+                       std::optional<Vector<std::int64_t>> order, Array<std::uint8_t, 1> to) {
+  const Kind found = kind_named(from), wanted = kind_named(to_kind);
+  check(wanted == Kind::q8_0 || wanted == Kind::q4_0, "weights can be quantised to Q8_0 and Q4_0 only");
+  const std::size_t source_rows = rows_of(found, inputs, source.size());
+  check(rows_of(wanted, inputs, to.size()) == std::size_t(outputs), "the result has another length than its shape asks for");
+  check_order(order, outputs, source_rows);
+  const nb::gil_scoped_release release;
+  const std::scoped_lock turn(ThreadPool::instance().turn());
+  requantize(found, wanted, inputs, outputs, source.data(), order ? order->data() : nullptr, to.data());
+}
+
+// Rows in the kernels' form, in memory of their own: tests and benchmarks only.
+struct OwnedRows {
+  Activations view;
+  std::vector<std::int32_t> quads, sums;
+  std::vector<float> scales, scaled_sums, values;
+  Tiles tiles;
+
+  OwnedRows(const float* from, int rows, int inputs, bool quantized) : tiles(rows) {
+    view.inputs = inputs;
+    const std::size_t numbers = std::size_t(rows) * inputs;
+    if (quantized) {
+      quads.resize(numbers / kQuad), sums.resize(numbers / 16);
+      scales.resize(numbers / kGroup), scaled_sums.resize(numbers / kGroup);
+      view.quads = quads.data(), view.sums = sums.data(), view.scales = scales.data();
+      view.scaled_sums = scaled_sums.data();
+    } else {
+      values.resize(numbers);
+      view.values = values.data();
+    }
+    for (int r = 0; r < rows; ++r) kernels().prepare(from + std::size_t(r) * inputs, 0, inputs, r, tiles, view);
+  }
+};
+
+void linear_into(const Packed& weights, const OwnedRows& rows, float* to) {
+  ThreadPool::instance().run(weights.panels(), 4, [&](int first, int last) {
+    std::vector<float> sums(std::size_t(rows.tiles.rows) * kPanel + 16);
+    float* aligned = reinterpret_cast<float*>((reinterpret_cast<std::uintptr_t>(sums.data()) + 63) & ~std::uintptr_t{63});
+    for (int panel = first; panel < last; ++panel) {
+      kernels().linear(weights, panel, rows.view, rows.tiles, aligned);
+      kernels().finish_store(aligned, nullptr, to, std::size_t(weights.outputs), panel,
+                             std::min(kPanel, weights.outputs - panel * kPanel), rows.tiles.rows);
+    }
+  });
+}
+
+void linear(const Packed& weights, Array<const float, 2> rows, Array<float, 2> to) {
+  check(int(rows.shape(1)) == weights.inputs, "the rows have another width than the matrix");
+  check(to.shape(0) == rows.shape(0) && int(to.shape(1)) == weights.outputs, "the output has another shape than the product");
+  const nb::gil_scoped_release release;
+  const std::scoped_lock turn(ThreadPool::instance().turn());
+  const FloatingPointState state;
+  const OwnedRows made(rows.data(), int(rows.shape(0)), weights.inputs, facts(weights.kind).quantized);
+  linear_into(weights, made, to.data());
+}
+
+const float* float_of(const nb::dict& layer, const char* name, std::size_t length) {
+  if (!layer.contains(name) || layer[name].is_none()) return nullptr;
+  const auto array = nb::cast<Vector<float>>(layer[name]);
+  check(array.size() == length, (std::string(name) + " has another length than the shape asks for").c_str());
+  return array.data();
+}
+
+Packed packed_of(const nb::dict& layer, const char* name, int inputs, int outputs) {
+  const Packed found = nb::cast<Packed>(layer[name]);
+  check(found.inputs == inputs && found.outputs == outputs, (std::string(name) + " has another shape than is due").c_str());
+  return found;
+}
+
+LayerWeights layer_of(const nb::dict& layer, const DecoderShape& s) {
+  const int query = s.heads * s.head_width, key = s.key_heads * s.head_width;
+  LayerWeights made;
+  made.query = packed_of(layer, "query", s.width, query);
+  made.key = packed_of(layer, "key", s.width, key);
+  made.value = packed_of(layer, "value", s.width, key);
+  made.output = packed_of(layer, "output", query, s.width);
+  made.gate = packed_of(layer, "gate", s.width, s.inner);
+  made.up = packed_of(layer, "up", s.width, s.inner);
+  made.down = packed_of(layer, "down", s.inner, s.width);
+  made.query_bias = float_of(layer, "query_bias", query);
+  made.key_bias = float_of(layer, "key_bias", key);
+  made.value_bias = float_of(layer, "value_bias", key);
+  made.output_bias = float_of(layer, "output_bias", s.width);
+  made.gate_bias = float_of(layer, "gate_bias", s.inner);
+  made.up_bias = float_of(layer, "up_bias", s.inner);
+  check(!made.gate_bias == !made.up_bias, "gate and up have a bias both or neither");
+  made.down_bias = float_of(layer, "down_bias", s.width);
+  made.attention_norm = float_of(layer, "attention_norm", s.width);
+  made.mlp_norm = float_of(layer, "mlp_norm", s.width);
+  check(made.attention_norm && made.mlp_norm, "a layer needs its two norms");
+  made.query_norm = float_of(layer, "query_norm", s.head_width);
+  made.key_norm = float_of(layer, "key_norm", s.head_width);
+  made.attention_post_norm = float_of(layer, "attention_post_norm", s.width);
+  made.mlp_post_norm = float_of(layer, "mlp_post_norm", s.width);
+  made.inverse_frequencies = float_of(layer, "inverse_frequencies", s.rotary_width / 2);
+  check(made.inverse_frequencies, "a layer needs its rotary frequencies");
+  made.rotary_scale = nb::cast<float>(layer["rotary_scale"]);
+  made.window = nb::cast<int>(layer["window"]);
+  return made;
+}
+
+DecoderShape shape_of(const nb::dict& d) {
+  DecoderShape s;
+  s.width = nb::cast<int>(d["width"]);
+  s.heads = nb::cast<int>(d["heads"]);
+  s.key_heads = nb::cast<int>(d["key_heads"]);
+  s.head_width = nb::cast<int>(d["head_width"]);
+  s.rotary_width = nb::cast<int>(d["rotary_width"]);
+  s.inner = nb::cast<int>(d["inner"]);
+  s.vocabulary = nb::cast<int>(d["vocabulary"]);
+  s.norm_epsilon = nb::cast<float>(d["norm_epsilon"]);
+  s.score_scale = nb::cast<float>(d["score_scale"]);
+  s.embedding_scale = nb::cast<float>(d["embedding_scale"]);
+  s.gelu = nb::cast<bool>(d["gelu"]);
+  check(s.heads > 0 && s.key_heads > 0 && s.heads % s.key_heads == 0, "the key heads do not divide the heads");
+  check(s.rotary_width % 2 == 0 && s.rotary_width <= s.head_width, "the rotary width is odd or wider than a head");
+  return s;
+}
+
+void make_decoder(Decoder* self, const nb::dict& shape, const nb::list& layers, const Packed& embedding,
+                  Vector<float> final_norm, const Packed& head) {
+  const DecoderShape s = shape_of(shape);
+  std::vector<LayerWeights> made;
+  for (const nb::handle layer : layers) made.push_back(layer_of(nb::cast<nb::dict>(layer), s));
+  check(embedding.inputs == s.width && embedding.outputs >= s.vocabulary, "the embedding has another shape than is due");
+  check(head.inputs == s.width && head.outputs == s.vocabulary, "the head has another shape than is due");
+  check(int(final_norm.size()) == s.width, "the final norm has another length than is due");
+  new (self) Decoder(s, std::move(made), embedding, final_norm.data(), head);
+}
+
+// A sequence is (rows, context, forced, skip, parents, slots).
+void forward(Decoder& decoder, Vector<std::int64_t> tokens, Vector<std::int64_t> positions, const nb::list& sequences,
+             nb::ndarray<nb::c_contig, nb::device::cpu> keys, nb::ndarray<nb::c_contig, nb::device::cpu> values,
+             Vector<std::int64_t> wanted, Array<float, 2> logits, const nb::list& hidden) {
+  Decoder::Pass pass{};
+  const DecoderShape& shape = decoder.shape();
+  check(keys.ndim() == 3 && values.ndim() == 3 && keys.itemsize() == 2 && values.itemsize() == 2,
+        "keys and values must be [layers x heads, slots, width] of 16 bits");
+  check(int(keys.shape(2)) == shape.stored_width() && keys.nbytes() == values.nbytes(), "keys and values have another width than a stored head");
+  pass.rows = int(tokens.size());
+  check(positions.size() == tokens.size(), "there are more positions than tokens, or fewer");
+  pass.tokens = tokens.data();
+  pass.positions = positions.data();
+  pass.cache = {static_cast<std::uint16_t*>(keys.data()), static_cast<std::uint16_t*>(values.data()),
+                std::int64_t(keys.shape(1))};
+  int row = 0;
+  for (const nb::handle item : sequences) {
+    const auto share = nb::cast<nb::tuple>(item);
+    const auto parents = nb::cast<Vector<std::int32_t>>(share[4]);
+    const auto slots = nb::cast<Vector<std::int64_t>>(share[5]);
+    SequenceShare made{row, nb::cast<int>(share[0]), nb::cast<int>(share[1]), nb::cast<int>(share[2]),
+                       nb::cast<int>(share[3]), parents.data(), int(parents.size()), slots.data()};
+    check(made.context >= 0 && made.forced >= 0 && made.skip >= 0 &&
+              made.skip + made.rows == made.forced + made.nodes &&
+              int(slots.size()) == made.context + made.forced + made.nodes,
+          "a sequence's rows do not add up");
+    for (int n = 1; n < made.nodes; ++n) check(made.parents[n] >= 0 && made.parents[n] < n, "a node's parent must precede it");
+    for (std::size_t i = 0; i < slots.size(); ++i) check(slots.data()[i] >= 0 && slots.data()[i] < pass.cache.slots, "a slot lies outside the cache");
+    row += made.rows;
+    pass.sequences.push_back(made);
+  }
+  check(row == pass.rows, "the sequences have more rows than the pass, or fewer");
+  for (int r = 0; r < pass.rows; ++r) check(tokens.data()[r] >= 0 && tokens.data()[r] < shape.vocabulary, "a token lies outside the vocabulary");
+  pass.wanted = wanted.data();
+  pass.wanted_rows = int(wanted.size());
+  for (int i = 0; i < pass.wanted_rows; ++i) check(wanted.data()[i] >= 0 && wanted.data()[i] < pass.rows, "a wanted row is not in the pass");
+  check(int(logits.shape(0)) == pass.wanted_rows && int(logits.shape(1)) == shape.vocabulary, "the logits have another shape than is due");
+  pass.logits = logits.data();
+  for (const nb::handle item : hidden) {
+    const auto pair = nb::cast<nb::tuple>(item);
+    const auto to = nb::cast<Array<float, 2>>(pair[1]);
+    check(int(to.shape(0)) == pass.rows && int(to.shape(1)) == shape.width, "hidden rows have another shape than is due");
+    pass.hidden.emplace_back(nb::cast<int>(pair[0]), to.data());
+  }
+  const nb::gil_scoped_release release;
+  decoder.forward(pass);
+}
+
+std::vector<std::string> kernel_names() {
+  const Kernels* const* list;
+  const int count = available_kernels(&list);
+  std::vector<std::string> names;
+  for (int i = 0; i < count; ++i) names.emplace_back(list[i]->name);
+  return names;
+}
+
+void select_kernels(const std::optional<std::string>& name) {
+  if (!name) return use_kernels(nullptr);
+  const Kernels* const* list;
+  const int count = available_kernels(&list);
+  for (int i = 0; i < count; ++i) {
+    if (*name == list[i]->name) return use_kernels(list[i]);
+  }
+  throw nb::value_error("this CPU has no such kernels");
+}
+
+}  // namespace
+}  // namespace outrider
+
+NB_MODULE(_cpu, m) {
+  using namespace outrider;
+  nb::set_leak_warnings(false);  // models that live as long as the process are no leak
+  m.attr("PANEL") = kPanel;
+  m.attr("MOST_TILE") = kMostTile;
+  nb::class_<Packed>(m, "Matrix")
+      .def("__init__", [](Packed* self, const std::string& kind, int inputs, int outputs, Vector<std::uint8_t> data) {
+             new (self) Packed(packed_view(kind, inputs, outputs, data));
+           }, "kind"_a, "inputs"_a, "outputs"_a, "data"_a, nb::keep_alive<1, 5>())
+      .def_prop_ro("kind", [](const Packed& self) { return facts(self.kind).name; })
+      .def_ro("inputs", &Packed::inputs)
+      .def_ro("outputs", &Packed::outputs);
+  nb::class_<Decoder>(m, "Decoder")
+      .def("__init__", &make_decoder, "shape"_a, "layers"_a, "embedding"_a, "final_norm"_a, "head"_a, nb::keep_alive<1, 3>(),
+           nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>())
+      .def("forward", &forward, "tokens"_a, "positions"_a, "sequences"_a, "keys"_a, "values"_a, "wanted"_a, "logits"_a,
+           "hidden"_a);
+  m.def("packed_bytes", &packed_bytes, "kind"_a, "inputs"_a, "outputs"_a);
+  m.def("pack", &pack_matrix, "kind"_a, "inputs"_a, "outputs"_a, "source"_a, "order"_a.none(), "to"_a);
+  m.def("requantize", &requantize_matrix, "kind"_a, "to_kind"_a, "inputs"_a, "outputs"_a, "source"_a, "order"_a.none(),
+        "to"_a);
+  m.def("unpack_output", [](const Packed& weights, int output, Array<float, 1> to) {
+    check(output >= 0 && output < weights.outputs && int(to.size()) == weights.inputs, "no such output");
+    unpack_output(weights, output, to.data());
+  }, "weights"_a, "output"_a, "to"_a);
+  m.def("linear", &linear, "weights"_a, "rows"_a, "to"_a);
+  m.def("kernel_names", &kernel_names);
+  m.def("kernel_name", [] { return kernels().name; });
+  m.def("select_kernels", &select_kernels, "name"_a.none());
+  m.def("set_threads", [](int threads) {
+    check(threads >= 1 && threads <= 1024, "there must be between 1 and 1024 threads");
+    const nb::gil_scoped_release release;
+    ThreadPool::instance().resize(threads);
+  }, "threads"_a);
+  m.def("threads", [] { return ThreadPool::instance().threads(); });
+}

@@ -1,0 +1,237 @@
+// Everything that happens to a row between two linear layers, for one instruction set.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "packed.h"
+
+namespace outrider {
+
+template <class L>
+struct Rows {
+  using Float = typename L::Float;
+  using Int = typename L::Int;
+
+  // ---- functions -------------------------------------------------------------------------------------------------
+
+  // e^x, within 2 ulp; below the least normal number it is the least normal number's neighbour or 0.
+  static Float exponential(Float x) {
+    const Float low = L::set(-87.0f), high = L::set(88.0f);
+    const Float inside = L::min(L::max(x, low), high);
+    const Int power = L::round(L::mul(inside, L::set(1.44269504f)));
+    const Float n = L::to_float(power);
+    Float r = L::negative_fma(n, L::set(0.693359375f), inside);
+    r = L::negative_fma(n, L::set(-2.12194440e-4f), r);
+    Float p = L::set(1.9875691500e-4f);
+    p = L::fma(p, r, L::set(1.3981999507e-3f));
+    p = L::fma(p, r, L::set(8.3334519073e-3f));
+    p = L::fma(p, r, L::set(4.1665795894e-2f));
+    p = L::fma(p, r, L::set(1.6666665459e-1f));
+    p = L::fma(p, r, L::set(5.0000001201e-1f));
+    p = L::add(L::fma(L::mul(p, r), r, r), L::set(1.0f));
+    return L::as_float(L::add_int(L::as_int(p), L::template shift_left<23>(power)));
+  }
+
+  static Float silu(Float x) {
+    return L::div(x, L::add(L::set(1.0f), exponential(L::sub(L::zero(), x))));
+  }
+
+  // The tanh form: x / (1 + e^(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
+  static Float gelu(Float x) {
+    const Float cubed = L::mul(L::mul(x, x), x);
+    const Float u = L::mul(L::fma(cubed, L::set(0.044715f), x), L::set(0.7978845608f));
+    return L::div(x, L::add(L::set(1.0f), exponential(L::mul(u, L::set(-2.0f)))));
+  }
+
+  // ---- rows for the linear kernels ---------------------------------------------------------------------------------
+
+  // 32 numbers of one row become int8 with one scale.  NaN and infinity make the scale NaN, so that they are not lost.
+  static void quantize_group(const float* from, int group, int row, const Tiles& tiles, const Activations& to) {
+    const int tile = tiles.of(row), m = tiles.size(tile), first = tiles.first(tile), at = row - first;
+    const Float low = L::load(from), high = L::load(from + 16);
+    const float most = L::largest(L::max(L::absolute(low), L::absolute(high)));
+    const float poison = L::sum(L::add(L::mul(low, L::zero()), L::mul(high, L::zero())));
+    const float scale = most / 127.0f + poison;
+    const Float inverse = L::set(most > 0.0f ? 127.0f / most : 0.0f), limit = L::set(127.0f), least = L::set(-127.0f);
+    alignas(64) std::int8_t bytes[kGroup];
+    std::int32_t sums[2];
+    for (int half = 0; half < 2; ++half) {
+      const Float scaled = L::mul(half ? high : low, inverse);
+      const Int code = L::round(L::min(L::max(scaled, least), limit));
+      L::store_signed_bytes(bytes + 16 * half, code);
+      sums[half] = L::sum_int(code);
+    }
+    const std::size_t base = first;
+    std::int32_t* quads = to.quads + base * (to.inputs / kQuad) + std::size_t(group) * (kGroup / kQuad) * m + at;
+    for (int q = 0; q < kGroup / kQuad; ++q) std::memcpy(quads + q * m, bytes + kQuad * q, kQuad);
+    const std::size_t one = base * (to.inputs / kGroup) + std::size_t(group) * m + at;
+    const std::size_t two = base * (to.inputs / 16) + std::size_t(2 * group) * m + at;
+    to.scales[one] = scale;
+    to.sums[two] = sums[0];
+    to.sums[two + m] = sums[1];
+    to.scaled_sums[one] = scale * float(sums[0] + sums[1]);
+  }
+
+  static void spread(const float* from, int first_input, int count, int row, const Tiles& tiles, const Activations& to) {
+    const int tile = tiles.of(row), m = tiles.size(tile), first = tiles.first(tile);
+    float* values = to.values + std::size_t(first) * to.inputs + std::size_t(first_input) * m + (row - first);
+    for (int i = 0; i < count; ++i) values[std::size_t(i) * m] = from[i];
+  }
+
+  // `count` numbers of a row, from input `first` on, in whichever forms the next layer reads.
+  static void prepare(const float* from, int first, int count, int row, const Tiles& tiles, const Activations& to) {
+    if (to.quads) {
+      for (int i = 0; i < count; i += kGroup) quantize_group(from + i, (first + i) / kGroup, row, tiles, to);
+    }
+    if (to.values) spread(from, first, count, row, tiles, to);
+  }
+
+  // x / sqrt(mean(x^2) + epsilon) * weight, in chunks so that the result never leaves the cache.
+  static void normalize(const float* x, const float* weight, int width, float epsilon, float* out) {
+    Float squares = L::zero();
+    int i = 0;
+    for (; i + 16 <= width; i += 16) squares = L::fma(L::load(x + i), L::load(x + i), squares);
+    float total = L::sum(squares);
+    for (; i < width; ++i) total += x[i] * x[i];
+    const float factor = 1.0f / std::sqrt(total / float(width) + epsilon);
+    for (i = 0; i + 16 <= width; i += 16) {
+      L::store(out + i, L::mul(L::mul(L::load(x + i), L::set(factor)), L::load(weight + i)));
+    }
+    for (; i < width; ++i) out[i] = x[i] * factor * weight[i];
+  }
+
+  // ---- what happens to a panel's sums ------------------------------------------------------------------------------
+
+  static void finish_store(const float* sums, const float* bias, float* to, std::size_t stride, int panel, int columns,
+                           int rows) {
+    for (int m = 0; m < rows; ++m) {
+      const float* from = sums + m * kPanel;
+      float* out = to + m * stride + std::size_t(panel) * kPanel;
+      for (int i = 0; i < columns; ++i) out[i] = bias ? from[i] + bias[panel * kPanel + i] : from[i];
+    }
+  }
+
+  static void finish_add(const float* sums, const float* bias, float* to, std::size_t stride, int panel, int columns,
+                         int rows) {
+    for (int m = 0; m < rows; ++m) {
+      const float* from = sums + m * kPanel;
+      float* out = to + m * stride + std::size_t(panel) * kPanel;
+      for (int i = 0; i < columns; ++i) out[i] += bias ? from[i] + bias[panel * kPanel + i] : from[i];
+    }
+  }
+
+  static void finish_gate(float* gate, const float* up, bool is_gelu, int panel, int columns, const Tiles& tiles,
+                          const Activations& to) {
+    for (int m = 0; m < tiles.rows; ++m) {
+      float* both = gate + m * kPanel;
+      for (int half = 0; half < 2; ++half) {
+        const Float g = L::load(both + 16 * half), u = L::load(up + m * kPanel + 16 * half);
+        L::store(both + 16 * half, L::mul(is_gelu ? gelu(g) : silu(g), u));
+      }
+      prepare(both, panel * kPanel, columns, m, tiles, to);
+    }
+  }
+
+  // ---- attention ---------------------------------------------------------------------------------------------------
+
+  // Query heads that share a key head, one row.  The keys are walked by absolute position, and every sum starts at a
+  // multiple of 16 positions, so the result depends on nothing but the row's own path.
+  //
+  //   query   [heads][width] fp32, times the scale    keys, values  [slots][width] fp16 of the key head
+  //   slots   cache slot of each position, `oldest` … `newest`, indexed by position
+  //   out     [heads][width] fp32                     scores        [heads][capacity] scratch
+  template <int heads>
+  static void attend(const float* query, const std::uint16_t* keys, const std::uint16_t* values, int width,
+                     const std::int32_t* slots, int oldest, int newest, float* scores, int capacity, float* out) {
+    const int start = oldest & ~15, count = newest - start + 1, padded = (count + 15) & ~15;
+    for (int p = oldest; p <= newest; ++p) {
+      const std::uint16_t* key = keys + std::size_t(slots[p]) * width;
+      Float dots[heads];
+      for (int h = 0; h < heads; ++h) dots[h] = L::zero();
+      for (int i = 0; i < width; i += 16) {
+        const Float k = L::from_half(key + i);
+#pragma GCC unroll 8
+        for (int h = 0; h < heads; ++h) dots[h] = L::fma(k, L::load(query + h * width + i), dots[h]);
+      }
+#pragma GCC unroll 8
+      for (int h = 0; h < heads; ++h) scores[h * capacity + p - start] = L::sum(dots[h]);
+    }
+    float totals[heads];
+    for (int h = 0; h < heads; ++h) totals[h] = softmax(scores + h * capacity, oldest - start, count, padded);
+    for (int i = 0; i < width; i += kPanel) {
+      Float sums[heads][2];
+      for (int h = 0; h < heads; ++h) sums[h][0] = sums[h][1] = L::zero();
+      for (int p = oldest; p <= newest; ++p) {
+        const std::uint16_t* value = values + std::size_t(slots[p]) * width + i;
+        const Float low = L::from_half(value), high = L::from_half(value + 16);
+#pragma GCC unroll 8
+        for (int h = 0; h < heads; ++h) {
+          const Float share = L::set(scores[h * capacity + p - start]);
+          sums[h][0] = L::fma(share, low, sums[h][0]);
+          sums[h][1] = L::fma(share, high, sums[h][1]);
+        }
+      }
+      for (int h = 0; h < heads; ++h) {
+        const Float inverse = L::set(1.0f / totals[h]);
+        L::store(out + h * width + i, L::mul(sums[h][0], inverse));
+        L::store(out + h * width + i + 16, L::mul(sums[h][1], inverse));
+      }
+    }
+  }
+
+  // Scores become e^(score - largest); returns their sum.  The first `skip` and what lies past `count` become 0.
+  static float softmax(float* scores, int skip, int count, int padded) {
+    constexpr float kNever = -3.0e38f;
+    for (int i = 0; i < skip; ++i) scores[i] = kNever;
+    for (int i = count; i < padded; ++i) scores[i] = kNever;
+    Float most = L::set(kNever);
+    for (int i = 0; i < padded; i += 16) most = L::max(most, L::load(scores + i));
+    const Float largest = L::set(L::largest(most));
+    Float total = L::zero();
+    for (int i = 0; i < padded; i += 16) {
+      Float share = exponential(L::sub(L::load(scores + i), largest));
+      if (i == 0 && skip) {
+        alignas(64) float lanes[16];
+        L::store(lanes, share);
+        std::memset(lanes, 0, sizeof(float) * skip);
+        share = L::load(lanes);
+      }
+      if (i + 16 > count) share = L::first(share, count - i, 0.0f);
+      L::store(scores + i, share);
+      total = L::add(total, share);
+    }
+    return L::sum(total);
+  }
+
+  using Attend = void (*)(const float*, const std::uint16_t*, const std::uint16_t*, int, const std::int32_t*, int, int,
+                          float*, int, float*);
+
+  static void attend_heads(int heads, const float* query, const std::uint16_t* keys, const std::uint16_t* values,
+                           int width, const std::int32_t* slots, int oldest, int newest, float* scores, int capacity,
+                           float* out) {
+    static constexpr Attend table[] = {nullptr,   attend<1>, attend<2>, attend<3>, attend<4>,
+                                       attend<5>, attend<6>, attend<7>, attend<8>};
+    constexpr int most = 8;
+    for (int h = 0; h < heads; h += most) {
+      const int some = std::min(most, heads - h);
+      table[some](query + h * width, keys, values, width, slots, oldest, newest, scores, capacity, out + h * width);
+    }
+  }
+
+  static void to_half(const float* from, int width, int padded, std::uint16_t* to) {
+    int i = 0;
+    for (; i + 16 <= width; i += 16) L::to_half(to + i, L::load(from + i));
+    if (i < padded) {
+      alignas(64) float rest[16] = {};
+      std::memcpy(rest, from + i, sizeof(float) * std::max(0, width - i));
+      for (; i < padded; i += 16) {
+        L::to_half(to + i, L::load(rest));
+        std::memset(rest, 0, sizeof rest);
+      }
+    }
+  }
+};
+
+}  // namespace outrider

@@ -1,0 +1,242 @@
+"""Where the native backend's numbers come from, and the one block of memory they are packed into.
+
+A source hands out matrices in the bits they are stored in; nothing is widened on the way, so loading needs little
+more memory than the packed model itself.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from outrider.errors import ConfigError, ModelError
+from outrider.kernels.native import cpu
+from outrider.target.dequantize import TENSOR_KINDS, dequantize
+from outrider.target.gguf import GGUFFile, GGUFTensor
+from outrider.target.gguf_config import ModelPlan
+
+ALIGNMENT: Final = 4096
+_PLAIN_KINDS: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_KINDS: Final = {kind.name: kind for kind in TENSOR_KINDS.values()}
+Bytes = np.ndarray[Any, Any]
+
+
+class Quantization(enum.Enum):
+    """What weights may be made into at load."""
+
+    NONE = "none"
+    """Keep the file's own bits."""
+    W8 = "w8"
+    W4 = "w4"
+
+    @classmethod
+    def named(cls, name: str) -> Quantization:
+        """The quantization of a name.
+
+        Raises:
+            ConfigError: listing the names there are.
+        """
+        try:
+            return cls(name)
+        except ValueError:
+            raise ConfigError(
+                f"there is no quantization {name!r}; there are: {', '.join(q.value for q in cls)}"
+            ) from None
+
+
+_QUANTIZED_KIND: Final = {Quantization.NONE: None, Quantization.W8: "Q8_0", Quantization.W4: "Q4_0"}
+
+
+@dataclass(frozen=True)
+class StoredMatrix:
+    """A weight matrix as stored; its bytes are fetched only when it is packed."""
+
+    kind: str
+    inputs: int
+    outputs: int
+    raw: Callable[[], Bytes]
+    """Makes the stored rows: uint8, flat, one after the other."""
+    order: Bytes | None = None
+    """int64 [outputs], the stored row of each output; None keeps the order."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the rows it is made of."""
+        kind = _KINDS[self.kind]
+        return self.outputs * self.inputs // kind.block_elements * kind.block_bytes
+
+
+class WeightSource(Protocol):
+    """Hands out a model's numbers under transformers' parameter names."""
+
+    def matrix(self, name: str) -> StoredMatrix:
+        """A two-dimensional parameter.
+
+        Raises:
+            ModelError: it is not there, or of a kind the kernels do not know.
+        """
+        ...
+
+    def vector(self, name: str) -> Bytes | None:
+        """A one-dimensional parameter as fp32, or None where the model has none."""
+        ...
+
+
+class GGUFWeights:
+    """The tensors of a GGUF file."""
+
+    def __init__(self, file: GGUFFile, plan: ModelPlan) -> None:
+        self._file, self._plan = file, plan
+        self._tensors = {parameter: file.tensors[name] for name, parameter in plan.parameters.items()}
+
+    def matrix(self, name: str) -> StoredMatrix:
+        """See :class:`WeightSource`."""
+        tensor = self._find(name)
+        if tensor is None or len(tensor.shape) != 2:
+            raise self._file.fail(f"holds nothing for the model's {name!r}")
+        order = self._plan.row_orders.get(tensor.name)
+        outputs, inputs = tensor.shape
+        return StoredMatrix(
+            tensor.kind.name,
+            inputs,
+            outputs,
+            lambda: self._file.raw(tensor).flatten().numpy(),
+            None if order is None else order.numpy(),
+        )
+
+    def vector(self, name: str) -> Bytes | None:
+        """See :class:`WeightSource`."""
+        tensor = self._find(name)
+        if tensor is None:
+            return None
+        job = self._file.job(tensor, torch.float32, self._plan.row_orders.get(tensor.name))
+        dequantize([job])
+        return job.out.numpy()
+
+    def _find(self, name: str) -> GGUFTensor | None:
+        return self._tensors.get(name)
+
+
+class MappedTensors(Mapping[str, torch.Tensor]):
+    """The tensors of safetensors files, read from the mapped file when they are asked for."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._homes: dict[str, Any] = {}
+        for file in files:
+            opened: Any = safe_open(file, framework="pt")
+            self._homes |= dict.fromkeys(opened.keys(), opened)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._homes[name].get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+
+class TensorWeights:
+    """Tensors in memory or in mapped files.
+
+    Args:
+        tensors: by parameter name.
+        name: the model's, for messages.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], name: str = "the model") -> None:
+        self._tensors, self._name = tensors, name
+
+    def matrix(self, name: str) -> StoredMatrix:
+        """See :class:`WeightSource`."""
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise ModelError(f"{self._name} holds nothing for {name!r}")
+        if tensor.dtype not in _PLAIN_KINDS:
+            raise ModelError(f"{self._name}: {name!r} has the precision {tensor.dtype}, for which there are no kernels")
+        outputs, inputs = tensor.shape
+        return StoredMatrix(
+            _PLAIN_KINDS[tensor.dtype],
+            inputs,
+            outputs,
+            lambda: tensor.detach().contiguous().view(torch.uint8).flatten().numpy(),
+        )
+
+    def vector(self, name: str) -> Bytes | None:
+        """See :class:`WeightSource`."""
+        tensor = self._tensors.get(name)
+        return None if tensor is None else tensor.detach().float().contiguous().numpy()
+
+
+class RequantizedWeights:
+    """Another source's matrices in fewer bits: for drafters, whose precision changes the speed and never the text."""
+
+    def __init__(self, source: WeightSource, quantization: Quantization) -> None:
+        self._source, self._kind = source, _QUANTIZED_KIND[quantization]
+
+    def matrix(self, name: str) -> StoredMatrix:
+        """See :class:`WeightSource`."""
+        stored = self._source.matrix(name)
+        return stored if self._kind is None or stored.kind == self._kind else quantized(stored, self._kind)
+
+    def vector(self, name: str) -> Bytes | None:
+        """See :class:`WeightSource`."""
+        return self._source.vector(name)
+
+
+def quantized(stored: StoredMatrix, kind: str) -> StoredMatrix:
+    """The same matrix in another kind; one whose rows are no multiple of 32 is left as it is."""
+    if stored.inputs % 32:
+        return stored
+    wanted = StoredMatrix(kind, stored.inputs, stored.outputs, lambda: raw())
+
+    def raw() -> Bytes:
+        made = np.empty(wanted.stored_bytes, dtype=np.uint8)
+        cpu.requantize(stored.kind, kind, stored.inputs, stored.outputs, stored.raw(), stored.order, made)
+        return made
+
+    return wanted
+
+
+class Arena:
+    """One zeroed block of memory for a whole model, in huge pages where the system has them.
+
+    Args:
+        size: bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._map = mmap.mmap(-1, max(size, ALIGNMENT))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self.bytes = np.frombuffer(self._map, dtype=np.uint8)
+
+    def piece(self, start: int, size: int) -> Bytes:
+        """Part of it, uint8."""
+        return self.bytes[start : start + size]
+
+
+def pack_all(matrices: Mapping[str, StoredMatrix]) -> tuple[dict[str, Any], Arena]:
+    """Pack matrices into one arena, in order: a pass then reads its weights front to back.
+
+    Returns:
+        The kernels' matrices by name, and the memory they lie in.
+    """
+    sizes = {name: cpu.packed_bytes(m.kind, m.inputs, m.outputs) for name, m in matrices.items()}
+    arena = Arena(sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values()))
+    packed, start = {}, 0
+    for name, stored in matrices.items():
+        piece = arena.piece(start, sizes[name])
+        cpu.pack(stored.kind, stored.inputs, stored.outputs, stored.raw(), stored.order, piece)
+        packed[name] = cpu.Matrix(stored.kind, stored.inputs, stored.outputs, piece)
+        start += -(-sizes[name] // ALIGNMENT) * ALIGNMENT
+    return packed, arena

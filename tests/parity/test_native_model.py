@@ -1,0 +1,250 @@
+"""The native decoder against transformers, family by family, and against itself in other company."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from outrider.errors import ModelError
+from outrider.kernels.native import cpu, missing, physical_cores
+from outrider.kv.pool import KVPool, PagedCache
+from outrider.target import hf_names
+from outrider.target.hf import ATTENTION, HFModel
+from outrider.target.native import FAMILIES, NativeModel, reason_against
+from outrider.target.native_weights import Quantization, RequantizedWeights, TensorWeights
+from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder, root_only
+
+pytestmark = pytest.mark.skipif(cpu is None, reason=f"{missing}")
+
+VOCABULARY = 96
+CONTEXT = 128
+SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": CONTEXT,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, tied": ("llama", {"tie_word_embeddings": True}),
+    "llama, one key head": ("llama", {"num_key_value_heads": 1, "num_attention_heads": 16}),
+    "llama, odd sizes": ("llama", {"hidden_size": 72, "intermediate_size": 100, "head_dim": 20, "vocab_size": 77}),
+    "llama, llama3 rope": ("llama", {"rope_parameters": LLAMA3}),
+    "llama, yarn rope": ("llama", {"rope_parameters": YARN}),
+    "llama, linear rope": ("llama", {"rope_parameters": LINEAR}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral, window": ("mistral", {"sliding_window": 9}),
+    "qwen2": ("qwen2", {}),
+    "qwen2, window": ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {}),
+    "gemma3": ("gemma3_text", {"sliding_window": 9, "query_pre_attn_scalar": 12}),
+}
+
+
+@cache
+def module(variant: str) -> Any:
+    kind, options = VARIANTS[variant]
+    config = AutoConfig.for_model(kind, **(SMALL | options))
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        made = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION).eval().requires_grad_(False)
+        for parameter in made.parameters():
+            parameter.data.normal_(0.0, 0.15 if parameter.ndim == 2 else 0.5)
+    return made
+
+
+@cache
+def native(variant: str, quantization: str = "none") -> NativeModel:
+    made = module(variant)
+    weights = RequantizedWeights(TensorWeights(made.state_dict()), Quantization(quantization))
+    return NativeModel(made.config, weights, context_length=CONTEXT)
+
+
+@pytest.fixture(autouse=True)
+def all_threads() -> Iterator[None]:
+    yield
+    cpu.set_threads(physical_cores())
+    cpu.select_kernels(None)
+
+
+def new_cache(rows: int = 512, page: int = 16) -> PagedCache:
+    return KVPool(rows, page).cache("model")
+
+
+def text(length: int, seed: int, vocabulary: int = 77) -> list[int]:
+    return [random.Random(seed).randrange(vocabulary) for _ in range(length)]
+
+
+def run(model: Any, cache_: PagedCache, *sequences: SequenceRows) -> torch.Tensor:
+    for sequence in sequences:
+        assert cache_.extend(sequence.key, sequence.context + sequence.tail)
+    logits: torch.Tensor = model.forward(TreeBatch.pack(sequences), cache_).logits
+    return logits.clone()
+
+
+def branching(anchor: int) -> TokenTree:
+    builder = TreeBuilder(anchor)
+    left, right = builder.add(0, 11), builder.add(0, 12)
+    builder.add(left, 13)
+    deep = builder.add(right, 14)
+    builder.add(right, 15)
+    builder.add(deep, 16)
+    return builder.build()
+
+
+def test_every_family_it_claims_is_tried() -> None:
+    assert {kind for kind, _ in VARIANTS.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_are_those_of_transformers(variant: str) -> None:
+    """A prompt of two chunks, then a tree: fp32 weights, so only the 16-bit cache tells the two apart."""
+    ours, theirs = native(variant), HFModel(module(variant), architecture=variant, context_length=CONTEXT)
+    tokens = text(40, seed=1)
+    for rows in (
+        SequenceRows("a", 0, tuple(tokens[:23]), None, all_logits=True),
+        SequenceRows("a", 23, tuple(tokens[23:39]), branching(tokens[39]), all_logits=True),
+    ):
+        found = run(ours, cache_of(variant, "ours"), rows)
+        expected = run(theirs, cache_of(variant, "theirs"), rows)
+        spread = float(expected.std())
+        assert float((found - expected).abs().max()) < 0.01 * spread, "beyond what a 16-bit cache explains"
+        assert spread > 0.05
+
+
+@cache
+def cache_of(variant: str, whose: str) -> PagedCache:
+    return new_cache()
+
+
+def test_the_comparison_sees_a_row_that_reads_its_sibling() -> None:
+    """Negative control: the same tree with one parent changed is further off than the bound allows."""
+    tokens, tree = text(40, seed=1), branching(5)
+    wrong = TokenTree(tree.tokens, (-1, 0, 0, 1, 1, 2, 4), tree.survival, tree.candidates)
+    model = native("llama")
+    rows = [run(model, new_cache(), SequenceRows("a", 0, tuple(tokens[:39]), each)) for each in (tree, wrong)]
+    assert float((rows[0] - rows[1])[4].abs().max()) > 0.05 * float(rows[0].std())
+
+
+@pytest.mark.parametrize("kernels", [] if cpu is None else cpu.kernel_names())
+@pytest.mark.parametrize("quantization", ["none", "w8", "w4"])
+def test_every_instruction_set_gives_the_same_logits(quantization: str, kernels: str) -> None:
+    rows = SequenceRows("a", 0, tuple(text(37, seed=2)), branching(3), all_logits=True)
+    expected = run(native("qwen3", quantization), new_cache(), rows)
+    cpu.select_kernels(kernels)
+    assert torch.equal(run(native("qwen3", quantization), new_cache(), rows), expected)
+
+
+@cache
+def one_by_one(variant: str, quantization: str, tokens: tuple[int, ...]) -> torch.Tensor:
+    """Plain decoding from the first token on: one row in a pass, pages side by side, one thread."""
+    cpu.set_threads(1)
+    cache_, rows = new_cache(), []
+    for position, token in enumerate(tokens):
+        rows.append(run(native(variant, quantization), cache_, SequenceRows("a", position, (), root_only(token))))
+    cpu.set_threads(physical_cores())
+    return torch.cat(rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_row_has_the_bits_of_plain_decoding(data: st.DataObject) -> None:
+    """Chunked prompts, trees, neighbours, scattered pages, threads: nothing moves a bit of a row on the text's path."""
+    variant = data.draw(st.sampled_from(["llama", "qwen3", "mistral, window", "gemma3"]))
+    quantization = data.draw(st.sampled_from(["none", "w8", "w4"]))
+    tokens = tuple(text(data.draw(st.sampled_from([5, 17, 33, 60])), seed=data.draw(st.integers(0, 2)), vocabulary=77))
+    expected = one_by_one(variant, quantization, tokens)
+    cpu.set_threads(data.draw(st.integers(1, 3)))
+    model, cache_ = native(variant, quantization), new_cache(1024, data.draw(st.sampled_from([1, 4, 16])))
+    place = 0
+    while place < len(tokens):
+        scatter(data, cache_)
+        forced = data.draw(st.integers(0, len(tokens) - place - 1))
+        depth = data.draw(st.integers(0, min(6, len(tokens) - place - forced - 1)))
+        tree, path = tree_around(data, tokens[place + forced : place + forced + depth + 1])
+        rows = SequenceRows("a", place, tokens[place : place + forced], tree, all_logits=True)
+        neighbours = [
+            SequenceRows(f"n{i}", 0, tuple(text(data.draw(st.integers(0, 9)), seed=i)), branching(7))
+            for i in range(data.draw(st.integers(0, 2)))
+        ]
+        found = run(model, cache_, *neighbours, rows)
+        found = found[len(found) - rows.rows :]
+        on_path = [*range(forced), *(forced + node for node in path)]
+        assert torch.equal(found[on_path], expected[place : place + forced + depth + 1])
+        cache_.commit("a", place, on_path)
+        place += forced + depth + 1
+        for neighbour in neighbours:
+            cache_.release(neighbour.key)
+
+
+def scatter(data: st.DataObject, cache_: PagedCache) -> None:
+    """Hold some pages under another name, so that the text's own lie apart."""
+    key = f"hole{data.draw(st.integers(0, 10**6))}"
+    cache_.extend(key, data.draw(st.integers(1, 20)))
+
+
+def tree_around(data: st.DataObject, path: tuple[int, ...]) -> tuple[TokenTree, list[int]]:
+    """A tree that holds a path among branches, and the path's nodes."""
+    builder, nodes = TreeBuilder(path[0]), [0]
+    for token in path[1:]:
+        for _ in range(data.draw(st.integers(0, 2))):
+            builder.add(data.draw(st.sampled_from(range(len(builder)))), data.draw(st.integers(78, VOCABULARY - 1)))
+        nodes.append(builder.add(nodes[-1], token))
+    return builder.build(), nodes
+
+
+def test_hidden_rows_are_the_blocks_outputs() -> None:
+    tokens = text(20, seed=4)
+    rows = TreeBatch.pack([SequenceRows("a", 0, tuple(tokens), None)])
+    caches = new_cache(), new_cache()
+    for cache_ in caches:
+        cache_.extend("a", 20)
+    ours = native("llama").forward(rows, caches[0], (0, 2)).hidden
+    theirs = HFModel(module("llama"), architecture="llama", context_length=CONTEXT).forward(rows, caches[1], (0, 2))
+    for layer, expected in theirs.hidden.items():
+        assert float((ours[layer] - expected).abs().max()) < 0.01 * float(expected.std())
+
+
+def test_what_it_cannot_serve_is_named() -> None:
+    for kind, options, reason in (
+        ("opt", {}, "opt"),
+        ("llama", {"hidden_act": "relu"}, "activation"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ):
+        config = AutoConfig.for_model(kind, **options)
+        assert reason in (reason_against(config) or "")
+        with pytest.raises(ModelError, match=reason):
+            NativeModel(config, TensorWeights({}), context_length=8)
+    with pytest.raises(ModelError, match=r"layers\.0\.self_attn\.q_proj"):
+        NativeModel(module("llama").config, TensorWeights({}), context_length=8)
+
+
+def test_frequencies_are_the_models_own() -> None:
+    for variant in ("llama, llama3 rope", "llama, yarn rope", "llama, linear rope", "qwen3"):
+        expected = module(variant).model.rotary_emb
+        frequencies, scale = hf_names.rotary_frequencies(module(variant).config, CONTEXT)[0]
+        torch.testing.assert_close(frequencies, expected.inv_freq.float())
+        assert scale == pytest.approx(expected.attention_scaling)
