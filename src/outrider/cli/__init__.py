@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from cyclopts import App, CycloptsError
@@ -21,6 +21,8 @@ COMMANDS: Final = {
     "info": "Show versions, hardware, drafting methods with their options, and acceptance rules.",
 }
 """Every subcommand: file ``cli/<name>.py`` with a function of the same name, and its line in the help."""
+GROUPS: Final = {"bench": {"kernels": "Time the CPU kernels and a model's passes against the memory's bandwidth."}}
+"""Subcommands below a subcommand, likewise."""
 
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
@@ -56,8 +58,17 @@ def _app() -> App:
     app = App(name="outrider", help="Speculative decoding that changes nothing about the output.", version=__version__)
     app.suppress_keyboard_interrupt = False
     for name, line in COMMANDS.items():
-        app.command(f"outrider.cli.{name}:{name}", name=name, help=line)
+        app.command(f"outrider.cli.{name}:{'app' if name in GROUPS else name}", name=name, help=line)
     return app
+
+
+def group(name: str, default: Callable[..., int]) -> App:
+    """A subcommand that has some of its own below it."""
+    made = App(name=name, help=COMMANDS[name])
+    made.default(default)
+    for below, line in GROUPS[name].items():
+        made.command(f"outrider.cli.{below}:{below}", name=below, help=line)
+    return made
 
 
 def _sentence(error: Exception) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.progress import Progress
 
-from outrider.cli import output
+from outrider.cli import group, output
 from outrider.cli.options import METHOD, MethodFlags, ModelFlags
 from outrider.errors import ConfigError
 
@@ -90,6 +90,9 @@ def bench(
     _show(result, to_stdout=json_file == Path("-"))
     _write(result, json_file, html)
     return 0
+
+
+app = group("bench", bench)
 
 
 def _numbers(flag: str, text: str) -> tuple[float, ...]:

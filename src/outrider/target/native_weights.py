@@ -215,7 +215,9 @@ class Arena:
     """
 
     def __init__(self, size: int) -> None:
-        self._map = mmap.mmap(-1, max(size, ALIGNMENT))
+        # Shared anonymous memory, Python's default, gets no huge pages.
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        self._map = mmap.mmap(-1, max(size, ALIGNMENT), **private)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self.bytes = np.frombuffer(self._map, dtype=np.uint8)

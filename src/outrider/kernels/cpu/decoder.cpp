@@ -13,7 +13,7 @@
 namespace outrider {
 namespace {
 
-constexpr int kPanelsAtOnce = 4;   // of a layer, per piece of work
+constexpr int kPanelsAtOnce = 2;   // of a layer, per piece of work at least
 constexpr int kRowsAtOnce = 1;
 
 ThreadPool& pool() { return ThreadPool::instance(); }
@@ -49,14 +49,17 @@ class RowStore {
  public:
   Activations& shape(int inputs, int rows, std::initializer_list<const Packed*> readers) {
     bool quantized = false, plain = false;
-    for (const Packed* reader : readers) (facts(reader->kind).quantized ? quantized : plain) = true;
     const std::size_t numbers = std::size_t(inputs) * rows;
     view_ = {};
     view_.inputs = inputs;
+    for (const Packed* reader : readers) {
+      const KindFacts& fact = facts(reader->kind);
+      (fact.quantized ? quantized : plain) = true;
+      if (fact.zero_number >= 0) view_.starts[fact.zero_number] = starts_[fact.zero_number].take<std::int32_t>(numbers / 16);
+    }
     if (quantized) {
       view_.quads = quads_.take<std::int32_t>(numbers / kQuad);
       view_.scales = scales_.take<float>(numbers / kGroup);
-      view_.sums = sums_.take<std::int32_t>(numbers / 16);
       view_.scaled_sums = scaled_sums_.take<float>(numbers / kGroup);
     }
     if (plain) view_.values = values_.take<float>(numbers);
@@ -65,7 +68,7 @@ class RowStore {
 
  private:
   Activations view_;
-  Memory quads_, scales_, sums_, scaled_sums_, values_;
+  Memory quads_, scales_, scaled_sums_, values_, starts_[kZeroPoints];
 };
 
 // One layer's product and where it goes.
@@ -101,6 +104,10 @@ void multiply(const Activations& rows, const Tiles& tiles, std::initializer_list
 struct Decoder::Buffers {
   Memory x_memory, query_memory, key_memory, value_memory, mixed_memory, added_memory, cosine_memory, sine_memory;
   RowStore normal_store, mixed_store, inner_store, final_store;
+  struct Angles {
+    std::vector<float> cosines, sines;  // [rows][rotary width / 2]
+  };
+  std::vector<Angles> angles;           // of each kind of rotation
   std::vector<std::int32_t> slots;
   std::vector<View> views;
   int rows = 0;
@@ -109,7 +116,17 @@ struct Decoder::Buffers {
 
 Decoder::Decoder(DecoderShape shape, std::vector<LayerWeights> layers, Packed embedding, const float* final_norm,
                  Packed head)
-    : shape_(shape), layers_(std::move(layers)), embedding_(embedding), final_norm_(final_norm), head_(head) {}
+    : shape_(shape), layers_(std::move(layers)), embedding_(embedding), final_norm_(final_norm), head_(head) {
+  const int half = shape_.rotary_width / 2;
+  for (LayerWeights& layer : layers_) {  // layers that turn alike share their angles
+    const auto same = [&](const Rotation& known) {
+      return known.scale == layer.rotary_scale && std::equal(known.frequencies, known.frequencies + half, layer.inverse_frequencies);
+    };
+    const auto found = std::find_if(rotations_.begin(), rotations_.end(), same);
+    layer.rotary = int(found - rotations_.begin());
+    if (found == rotations_.end()) rotations_.push_back({layer.inverse_frequencies, layer.rotary_scale});
+  }
+}
 
 void Decoder::forward(const Pass& pass) {
   const std::scoped_lock turn(pool().turn());
@@ -126,6 +143,7 @@ void Decoder::forward(const Pass& pass) {
   b.added = b.added_memory.take<float>(rows * shape_.width);
 
   view_rows(pass, b);
+  turn_rows(pass, b);
   embed(pass, b);
   for (int i = 0; i < int(layers_.size()); ++i) {
     attention(pass, layers_[i], i, b);
@@ -181,6 +199,25 @@ void Decoder::view_rows(const Pass& pass, Buffers& b) const {
   }
 }
 
+void Decoder::turn_rows(const Pass& pass, Buffers& b) const {
+  const int half = shape_.rotary_width / 2;
+  b.angles.resize(std::max(b.angles.size(), rotations_.size()));
+  for (std::size_t i = 0; i < rotations_.size(); ++i) {
+    Buffers::Angles& angles = b.angles[i];
+    angles.cosines.resize(std::size_t(pass.rows) * half);
+    angles.sines.resize(std::size_t(pass.rows) * half);
+    pool().run(pass.rows, kRowsAtOnce, [&](int first, int last) {
+      for (int r = first; r < last; ++r) {
+        for (int k = 0; k < half; ++k) {
+          const float angle = float(pass.positions[r]) * rotations_[i].frequencies[k];
+          angles.cosines[std::size_t(r) * half + k] = std::cos(angle) * rotations_[i].scale;
+          angles.sines[std::size_t(r) * half + k] = std::sin(angle) * rotations_[i].scale;
+        }
+      }
+    });
+  }
+}
+
 void Decoder::embed(const Pass& pass, Buffers& b) const {
   pool().run(pass.rows, kRowsAtOnce, [&](int first, int last) {
     for (int r = first; r < last; ++r) {
@@ -201,7 +238,7 @@ void normalize_rows(const float* x, const float* weight, int width, float epsilo
     float* normal = scratch(width, 1);
     for (int r = first; r < last; ++r) {
       kernels().normalize(x + std::size_t(r) * width, weight, width, epsilon, normal);
-      kernels().prepare(normal, 0, width, r, tiles, to);
+      kernels().prepare(normal, 0, width, Place(tiles, r), to);
     }
   });
 }
@@ -216,15 +253,12 @@ void add_normalized(const float* added, const float* weight, int width, float ep
   });
 }
 
-// Halves of a head's rotated part turn into each other; angles are position times inverse frequency.
-void rotate(float* head, int rotary_width, const float* inverse_frequencies, float scale, float position) {
-  const int half = rotary_width / 2;
+// Halves of a head's rotated part turn into each other.
+void rotate(float* head, int half, const float* cosines, const float* sines) {
   for (int i = 0; i < half; ++i) {
-    const float angle = position * inverse_frequencies[i];
-    const float cosine = std::cos(angle) * scale, sine = std::sin(angle) * scale;
     const float a = head[i], b = head[i + half];
-    head[i] = a * cosine - b * sine;
-    head[i + half] = b * cosine + a * sine;
+    head[i] = a * cosines[i] - b * sines[i];
+    head[i + half] = b * cosines[i] + a * sines[i];
   }
 }
 
@@ -271,7 +305,7 @@ void Decoder::attention(const Pass& pass, const LayerWeights& layer, int index, 
         }
       }
       if (whole_groups) {
-        kernels().prepare(out, key_head * count, count, r, tiles, mixed);
+        kernels().prepare(out, key_head * count, count, Place(tiles, r), mixed);
       } else {
         std::memcpy(b.mixed + std::size_t(r) * query_stride + key_head * count, out, sizeof(float) * count);
       }
@@ -280,7 +314,7 @@ void Decoder::attention(const Pass& pass, const LayerWeights& layer, int index, 
   if (!whole_groups) {
     pool().run(b.rows, kRowsAtOnce, [&](int first, int last) {
       for (int r = first; r < last; ++r) {
-        kernels().prepare(b.mixed + std::size_t(r) * query_stride, 0, int(query_stride), r, tiles, mixed);
+        kernels().prepare(b.mixed + std::size_t(r) * query_stride, 0, int(query_stride), Place(tiles, r), mixed);
       }
     });
   }
@@ -293,15 +327,17 @@ void Decoder::attention(const Pass& pass, const LayerWeights& layer, int index, 
 }
 
 void Decoder::write_cache(const Pass& pass, const LayerWeights& layer, int index, Buffers& b) const {
-  const int width = shape_.head_width, stored = shape_.stored_width();
+  const int width = shape_.head_width, stored = shape_.stored_width(), half = shape_.rotary_width / 2;
   const std::size_t head_stride = std::size_t(pass.cache.slots) * stored;
+  const Buffers::Angles& angles = b.angles[layer.rotary];
   pool().run(b.rows, kRowsAtOnce, [&](int first, int last) {
     for (int r = first; r < last; ++r) {
       const View& view = b.views[r];
-      const float position = float(pass.positions[r]);
+      const float* cosines = angles.cosines.data() + std::size_t(r) * half;
+      const float* sines = angles.sines.data() + std::size_t(r) * half;
       const auto turn = [&](float* head, const float* norm) {
         if (norm) kernels().normalize(head, norm, width, shape_.norm_epsilon, head);
-        rotate(head, shape_.rotary_width, layer.inverse_frequencies, layer.rotary_scale, position);
+        rotate(head, half, cosines, sines);
       };
       for (int h = 0; h < shape_.heads; ++h) turn(b.query + (std::size_t(r) * shape_.heads + h) * width, layer.query_norm);
       for (int h = 0; h < shape_.key_heads; ++h) {

@@ -26,6 +26,7 @@ struct LayerWeights {
   const float* mlp_post_norm = nullptr;
   const float* inverse_frequencies = nullptr;  // [rotary width / 2]
   float rotary_scale = 1.0f;               // of cosines and sines (yarn)
+  int rotary = 0;                          // which of the decoder's rotations; it finds out itself
   int window = 0;                          // positions a row sees, its own included; 0 is all
 };
 
@@ -80,8 +81,13 @@ class Decoder {
     int newest;
   };
   struct Buffers;
+  struct Rotation {
+    const float* frequencies;
+    float scale;
+  };
 
   void view_rows(const Pass& pass, Buffers& b) const;
+  void turn_rows(const Pass& pass, Buffers& b) const;
   void embed(const Pass& pass, Buffers& b) const;
   void attention(const Pass& pass, const LayerWeights& layer, int index, Buffers& b) const;
   void write_cache(const Pass& pass, const LayerWeights& layer, int index, Buffers& b) const;
@@ -90,6 +96,7 @@ class Decoder {
 
   DecoderShape shape_;
   std::vector<LayerWeights> layers_;
+  std::vector<Rotation> rotations_;
   Packed embedding_;
   const float* final_norm_;
   Packed head_;

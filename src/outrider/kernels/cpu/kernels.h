@@ -9,7 +9,7 @@ struct Kernels {
   const char* name;
   // Sums of one panel for all rows: [rows][32].
   void (*linear)(const Packed&, int panel, const Activations&, const Tiles&, float* sums);
-  void (*prepare)(const float* from, int first, int count, int row, const Tiles&, const Activations& to);
+  void (*prepare)(const float* from, int first, int count, const Place&, const Activations& to);
   void (*normalize)(const float* x, const float* weight, int width, float epsilon, float* out);
   void (*finish_store)(const float* sums, const float* bias, float* to, std::size_t stride, int panel, int columns,
                        int rows);
@@ -20,6 +20,8 @@ struct Kernels {
   void (*attend)(int heads, const float* query, const std::uint16_t* keys, const std::uint16_t* values, int width,
                  const std::int32_t* slots, int oldest, int newest, float* scores, int capacity, float* out);
   void (*to_half)(const float* from, int width, int padded, std::uint16_t* to);
+  // Reads memory as fast as it comes; returns a number that depends on all of it.
+  std::int32_t (*read)(const std::uint8_t* from, std::size_t bytes);
 };
 
 template <class L>

@@ -19,6 +19,7 @@ namespace outrider {
 
 struct OUTRIDER_AVX2_LANES {
   static constexpr const char* name = OUTRIDER_AVX2_NAME;
+  static constexpr int few_rows = 1;  // so many are multiplied straight from the packed weights
 
   struct Float {
     __m256 low, high;

@@ -11,6 +11,7 @@ namespace outrider {
 
 struct PortableLanes {
   static constexpr const char* name = "portable";
+  static constexpr int few_rows = 1;  // so many are multiplied straight from the packed weights
 
   struct Float {
     float lane[16];

@@ -37,83 +37,104 @@ struct Linear {
 
   // ---- unpacking -------------------------------------------------------------------------------------------------
 
+  struct ScaleAndMinimum {
+    Float scale, minimum;
+  };
+
+  // Of sixteen outputs, for one scale group; the minimum is what is subtracted.
   template <class K>
-  static void unpack_scales(const std::uint8_t* header, const std::uint8_t* group, int g, Unpacked& to) {
-    for (int half = 0; half < 2; ++half) {
-      const int at = half * 16;
-      if constexpr (K::scales == Scales::half) {
-        const auto* halves = reinterpret_cast<const std::uint16_t*>(group);
-        L::store(to.scales + g * kPanel + at, L::from_half(halves + at));
-        if constexpr (K::has_minimum) {  // the file adds it, the kernel subtracts it
-          L::store(to.minima + g * kPanel + at, L::sub(L::zero(), L::from_half(halves + kPanel + at)));
-        }
-      } else if constexpr (K::scales == Scales::six_bit) {
-        const auto* halves = reinterpret_cast<const std::uint16_t*>(header);
-        const std::uint8_t* codes = header + 4 * kPanel;
-        const Int scale_code = L::from_bytes(codes + g * kPanel + at);
-        const Int upper = L::from_bytes(codes + (8 + g / 2) * kPanel + at);
-        const Int nibble = L::bits_and(g % 2 ? L::template shift_right<4>(upper) : upper, L::set_int(15));
-        const Int minimum = L::bits_or(L::template shift_right<6>(scale_code), L::template shift_left<2>(nibble));
-        const Int scale = L::bits_and(scale_code, L::set_int(63));
-        L::store(to.scales + g * kPanel + at, L::mul(L::from_half(halves + at), L::to_float(scale)));
-        L::store(to.minima + g * kPanel + at, L::mul(L::from_half(halves + kPanel + at), L::to_float(minimum)));
-      } else {
-        const Float d = L::from_half(reinterpret_cast<const std::uint16_t*>(header) + at);
-        const auto* codes = reinterpret_cast<const std::int8_t*>(group);
-        for (int part = 0; part < 2; ++part) {
-          const Int code = L::from_signed_bytes(codes + part * kPanel + at);
-          L::store(to.scales + (2 * g + part) * kPanel + at, L::mul(d, L::to_float(code)));
-        }
-      }
+  static ScaleAndMinimum scale_of(const std::uint8_t* header, const std::uint8_t* group, int g, int part, int half) {
+    const int at = 16 * half;
+    if constexpr (K::scales == Scales::half) {
+      const auto* halves = reinterpret_cast<const std::uint16_t*>(group);
+      if constexpr (K::has_minimum) return {L::from_half(halves + at), L::sub(L::zero(), L::from_half(halves + kPanel + at))};
+      return {L::from_half(halves + at), L::zero()};
+    } else if constexpr (K::scales == Scales::six_bit) {
+      const auto* halves = reinterpret_cast<const std::uint16_t*>(header);
+      const std::uint8_t* codes = header + 4 * kPanel;
+      const Int both = L::from_bytes(codes + g * kPanel + at);
+      const Int upper = L::from_bytes(codes + (8 + g / 2) * kPanel + at);
+      const Int nibble = L::bits_and(g % 2 ? L::template shift_right<4>(upper) : upper, L::set_int(15));
+      const Int minimum = L::bits_or(L::template shift_right<6>(both), L::template shift_left<2>(nibble));
+      const Int scale = L::bits_and(both, L::set_int(63));
+      return {L::mul(L::from_half(halves + at), L::to_float(scale)),
+              L::mul(L::from_half(halves + kPanel + at), L::to_float(minimum))};
+    } else {
+      const Float d = L::from_half(reinterpret_cast<const std::uint16_t*>(header) + at);
+      const Int code = L::from_signed_bytes(reinterpret_cast<const std::int8_t*>(group) + part * kPanel + at);
+      return {L::mul(d, L::to_float(code)), L::zero()};
     }
   }
 
+  // The codes of two quads of inputs: [quad][half of the panel], each 16 outputs x 4 inputs.
   template <class K>
-  static void unpack_group(const std::uint8_t* planes, std::uint8_t* to) {
-    const std::uint8_t* high = planes + K::low_bytes;
-    constexpr int vectors = kGroup * kPanel / 64;
+  static void unpack_pair(const std::uint8_t* planes, int pair, Int (&out)[4]) {
     if constexpr (K::low_bits == 8) {
-      for (int i = 0; i < vectors; ++i) L::store_int(to + 64 * i, L::load_int(planes + 64 * i));
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) out[i] = L::load_int(planes + 64 * (4 * pair + i));
       return;
     }
+    const std::uint8_t* high = planes + K::low_bytes;
     const Int nibble = L::set_int(0x0f0f0f0f);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const Int both = L::load_int(planes + 64 * (2 * pair + half));
+      out[half] = L::bits_and(both, nibble);
+      out[2 + half] = L::bits_and(L::template shift_right<4>(both), nibble);
+    }
+    if constexpr (K::high_bits == 1) {
+      std::uint64_t bits[4];
+      std::memcpy(bits, high + 32 * pair, sizeof bits);
 #pragma GCC unroll 4
-    for (int pair = 0; pair < vectors / 4; ++pair) {  // two quads, two halves of the panel
-      Int out[4];
-      for (int half = 0; half < 2; ++half) {
-        const Int both = L::load_int(planes + 64 * (2 * pair + half));
-        out[half] = L::bits_and(both, nibble);
-        out[2 + half] = L::bits_and(L::template shift_right<4>(both), nibble);
-      }
-      if constexpr (K::high_bits == 1) {
-        std::uint64_t bits[4];
-        std::memcpy(bits, high + 32 * pair, sizeof bits);
-        for (int i = 0; i < 4; ++i) out[i] = L::add_fifth_bit(out[i], bits[i]);
-      } else if constexpr (K::high_bits == 2) {
-        const Int two = L::load_int(high + 64 * pair), mask = L::set_int(0x30303030);
-        out[0] = L::bits_or(out[0], L::bits_and(L::template shift_left<4>(two), mask));
-        out[1] = L::bits_or(out[1], L::bits_and(L::template shift_left<2>(two), mask));
-        out[2] = L::bits_or(out[2], L::bits_and(two, mask));
-        out[3] = L::bits_or(out[3], L::bits_and(L::template shift_right<2>(two), mask));
-      }
-      for (int i = 0; i < 4; ++i) L::store_int(to + 64 * (4 * pair + i), out[i]);
+      for (int i = 0; i < 4; ++i) out[i] = L::add_fifth_bit(out[i], bits[i]);
+    } else if constexpr (K::high_bits == 2) {
+      const Int two = L::load_int(high + 64 * pair), mask = L::set_int(0x30303030);
+      out[0] = L::bits_or(out[0], L::bits_and(L::template shift_left<4>(two), mask));
+      out[1] = L::bits_or(out[1], L::bits_and(L::template shift_left<2>(two), mask));
+      out[2] = L::bits_or(out[2], L::bits_and(two, mask));
+      out[3] = L::bits_or(out[3], L::bits_and(L::template shift_right<2>(two), mask));
     }
   }
+
+  static constexpr int kPairs = kGroup * kPanel / 256;
 
   template <class K>
   static void unpack(const std::uint8_t* block, int groups, Unpacked& to) {
+    constexpr int parts = kGroup / K::scale_group;
     const std::uint8_t* group = block + K::header_bytes;
     for (int g = 0; g < groups; ++g, group += K::group_bytes) {
-      unpack_scales<K>(block, group, g, to);
-      unpack_group<K>(group + K::group_scale_bytes, to.bytes + g * kGroup * kPanel);
+      for (int part = 0; part < parts; ++part) {
+        for (int half = 0; half < 2; ++half) {
+          const ScaleAndMinimum found = scale_of<K>(block, group, g, part, half);
+          L::store(to.scales + (g * parts + part) * kPanel + 16 * half, found.scale);
+          if constexpr (K::has_minimum) L::store(to.minima + g * kPanel + 16 * half, found.minimum);
+        }
+      }
+#pragma GCC unroll 4
+      for (int pair = 0; pair < kPairs; ++pair) {
+        Int out[4];
+        unpack_pair<K>(group + K::group_scale_bytes, pair, out);
+        for (int i = 0; i < 4; ++i) L::store_int(to.bytes + g * kGroup * kPanel + 64 * (4 * pair + i), out[i]);
+      }
     }
   }
 
   // ---- multiplying -----------------------------------------------------------------------------------------------
 
-  struct Ahead {  // what the next blocks will need: fetched a little with every group
-    const std::uint8_t* next;
+  // Where the block is, so that what comes after it is fetched a little with every group: far ahead into the second
+  // cache, a little ahead into the first.  A tile that is not a block's first fetches nothing.
+  struct Ahead {
+    const std::uint8_t* here;
     int lines;
+
+    void fetch() {
+      constexpr int near = 2048, far = 16384;
+      for (int i = 0; i < lines; ++i) {
+        __builtin_prefetch(here + far + 64 * i, 0, 2);
+        __builtin_prefetch(here + near + 64 * i, 0, 3);
+      }
+      here += 64 * lines;
+    }
   };
 
   // Kinds differ here only in how many inputs share a scale, and in whether there is a minimum.
@@ -136,8 +157,7 @@ struct Linear {
     const float* scales = weights.scales;
     const float* minima = weights.minima;
     for (int g = 0; g < groups; ++g) {
-      for (int i = 0; i < ahead.lines; ++i) __builtin_prefetch(ahead.next + 64 * i, 0, 2);
-      ahead.next += 64 * ahead.lines;
+      ahead.fetch();
       for (int part = 0; part < parts; ++part) {
         L::keep_order();
         Int dots[chains][rows][2];
@@ -203,6 +223,83 @@ struct Linear {
     }
   }
 
+  // The same straight from the packed block, for so few rows that a trip through the cache would cost more than it saves.
+  template <int rows, class K>
+  static void multiply_packed(const std::uint8_t* block, int groups, const std::int32_t* quads, const float* row_scales,
+                              const std::int32_t* starts, const float* scaled_sums, float* sums, Ahead ahead) {
+    constexpr int parts = kGroup / K::scale_group, pairs = kPairs / parts;
+    constexpr int chains = rows <= 2 ? 2 : 1;
+    constexpr bool in_registers = rows <= 4;
+    Float held[in_registers ? rows : 1][2];
+    if constexpr (in_registers) {
+#pragma GCC unroll 4
+      for (int m = 0; m < rows; ++m) {
+        held[m][0] = L::load(sums + m * kPanel);
+        held[m][1] = L::load(sums + m * kPanel + 16);
+      }
+    }
+    const std::uint8_t* group = block + K::header_bytes;
+    for (int g = 0; g < groups; ++g) {
+      ahead.fetch();
+#pragma GCC unroll 2
+      for (int part = 0; part < parts; ++part) {
+        L::keep_order();
+        Int dots[chains][rows][2];
+#pragma GCC unroll 12
+        for (int m = 0; m < rows; ++m) {
+#pragma GCC unroll 2
+          for (int half = 0; half < 2; ++half) {
+            dots[0][m][half] = K::has_minimum ? L::fresh_zero() : L::set_quad(L::broadcast(starts + m));
+            if constexpr (chains == 2) dots[1][m][half] = L::fresh_zero();
+          }
+        }
+        starts += rows;
+#pragma GCC unroll 1
+        for (int pair = 0; pair < pairs; ++pair) {
+          Int codes[4];
+          unpack_pair<K>(group + K::group_scale_bytes, part * pairs + pair, codes);
+#pragma GCC unroll 2
+          for (int q = 0; q < 2; ++q) {
+#pragma GCC unroll 12
+            for (int m = 0; m < rows; ++m) {
+              const Quad a = L::broadcast(quads + m);
+              dots[q % chains][m][0] = L::dot(dots[q % chains][m][0], codes[2 * q], a);
+              dots[q % chains][m][1] = L::dot(dots[q % chains][m][1], codes[2 * q + 1], a);
+            }
+            quads += rows;
+          }
+        }
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+          const ScaleAndMinimum found = scale_of<K>(block, group, g, part, half);
+#pragma GCC unroll 12
+          for (int m = 0; m < rows; ++m) {
+            Int dot = dots[0][m][half];
+            if constexpr (chains == 2) dot = L::add_int(dot, dots[1][m][half]);
+            Float sum = in_registers ? held[in_registers ? m : 0][half] : L::load(sums + m * kPanel + 16 * half);
+            sum = L::fma(L::mul(L::to_float(dot), L::set(row_scales[m])), found.scale, sum);
+            if constexpr (K::has_minimum) sum = L::negative_fma(L::set(scaled_sums[m]), found.minimum, sum);
+            if constexpr (in_registers) {
+              held[m][half] = sum;
+            } else {
+              L::store(sums + m * kPanel + 16 * half, sum);
+            }
+          }
+        }
+      }
+      group += K::group_bytes;
+      row_scales += rows;
+      scaled_sums += rows;
+    }
+    if constexpr (in_registers) {
+#pragma GCC unroll 4
+      for (int m = 0; m < rows; ++m) {
+        L::store(sums + m * kPanel, held[m][0]);
+        L::store(sums + m * kPanel + 16, held[m][1]);
+      }
+    }
+  }
+
   using Multiply = void (*)(const Unpacked&, int, const std::int32_t*, const float*, const std::int32_t*,
                             const float*, float*, Ahead);
 
@@ -217,40 +314,42 @@ struct Linear {
     return pick<K::scale_group, K::has_minimum>(rows, std::make_integer_sequence<int, kMostTile>());
   }
 
+  template <class K, int... row>
+  static auto pick_packed(int rows, std::integer_sequence<int, row...>) {
+    static constexpr decltype(&multiply_packed<1, K>) table[] = {nullptr, multiply_packed<row + 1, K>...};
+    return table[rows];
+  }
+
   // One panel's outputs for all rows: sums [rows][32].
   template <class K>
   static void panel(const Packed& weights, int number, const Activations& rows, const Tiles& tiles, float* sums) {
-    constexpr std::size_t kAheadBytes = 12288;
     static thread_local Unpacked unpacked;
     const std::uint8_t* block = weights.data + weights.panel_stride * number;
     std::memset(sums, 0, sizeof(float) * kPanel * tiles.rows);
     const int all = weights.inputs / kGroup;
     for (int first = 0; first < all; first += kBlock / kGroup) {
       const int groups = std::min(kBlock / kGroup, all - first);
-      unpack<K>(block, groups, unpacked);
+      const bool few = tiles.rows <= L::few_rows;
+      if (!few) unpack<K>(block, groups, unpacked);
       for (int tile = 0; tile < tiles.count; ++tile) {
         const int m = tiles.size(tile);
-        const std::size_t row = tiles.first(tile), k = std::size_t(first) * kGroup;
-        std::int32_t starts[kBlock / 16 * kMostTile];
-        if constexpr (!K::has_minimum) start(rows.sums + row * (weights.inputs / 16) + k / 16 * m, groups, m, K::zero,
-                                             K::scale_group, starts);
-        const Ahead ahead{block + kAheadBytes, tile ? 0 : int((K::group_bytes + 63) / 64)};
-        multiply_of<K>(m)(unpacked, groups, rows.quads + row * (weights.inputs / kQuad) + k / kQuad * m,
-                          rows.scales + row * all + std::size_t(first) * m, starts,
-                          rows.scaled_sums + row * all + std::size_t(first) * m, sums + row * kPanel, ahead);
+        const std::size_t row = tiles.first(tile), k = std::size_t(first) * kGroup, at = std::size_t(first) * m;
+        const std::int32_t* starts = nullptr;
+        if constexpr (!K::has_minimum) {
+          starts = rows.starts[K::zero_number()] + row * (weights.inputs / K::scale_group) + k / K::scale_group * m;
+        }
+        const std::int32_t* quads = rows.quads + row * (weights.inputs / kQuad) + k / kQuad * m;
+        const float* scales = rows.scales + row * all + at;
+        const float* scaled_sums = rows.scaled_sums + row * all + at;
+        const Ahead ahead{block, tile ? 0 : int((K::group_bytes + 63) / 64)};
+        if (few) {
+          pick_packed<K>(m, std::make_integer_sequence<int, L::few_rows>())(block, groups, quads, scales, starts,
+                                                                         scaled_sums, sums + row * kPanel, ahead);
+        } else {
+          multiply_of<K>(m)(unpacked, groups, quads, scales, starts, scaled_sums, sums + row * kPanel, ahead);
+        }
       }
       block += K::block_bytes;
-    }
-  }
-
-  // Where the integer sums begin: minus the zero point times the sum of a group's activations.
-  static void start(const std::int32_t* sums, int groups, int rows, int zero, int scale_group, std::int32_t* starts) {
-    if (scale_group == 16) {
-      for (int i = 0; i < 2 * groups * rows; ++i) starts[i] = -zero * sums[i];
-      return;
-    }
-    for (int g = 0; g < groups; ++g) {
-      for (int m = 0; m < rows; ++m) starts[g * rows + m] = -zero * (sums[2 * g * rows + m] + sums[(2 * g + 1) * rows + m]);
     }
   }
 

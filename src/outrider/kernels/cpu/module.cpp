@@ -6,6 +6,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -96,23 +98,24 @@ void requantize_matrix(const std::string& from, const std::string& to_kind, int 
 // Rows in the kernels' form, in memory of their own: tests and benchmarks only.
 struct OwnedRows {
   Activations view;
-  std::vector<std::int32_t> quads, sums;
+  std::vector<std::int32_t> quads, starts;
   std::vector<float> scales, scaled_sums, values;
   Tiles tiles;
 
-  OwnedRows(const float* from, int rows, int inputs, bool quantized) : tiles(rows) {
+  OwnedRows(const float* from, int rows, int inputs, const KindFacts& reader) : tiles(rows) {
     view.inputs = inputs;
     const std::size_t numbers = std::size_t(rows) * inputs;
-    if (quantized) {
-      quads.resize(numbers / kQuad), sums.resize(numbers / 16);
+    if (reader.quantized) {
+      quads.resize(numbers / kQuad), starts.resize(numbers / 16);
       scales.resize(numbers / kGroup), scaled_sums.resize(numbers / kGroup);
-      view.quads = quads.data(), view.sums = sums.data(), view.scales = scales.data();
+      view.quads = quads.data(), view.scales = scales.data();
+      if (reader.zero_number >= 0) view.starts[reader.zero_number] = starts.data();
       view.scaled_sums = scaled_sums.data();
     } else {
       values.resize(numbers);
       view.values = values.data();
     }
-    for (int r = 0; r < rows; ++r) kernels().prepare(from + std::size_t(r) * inputs, 0, inputs, r, tiles, view);
+    for (int r = 0; r < rows; ++r) kernels().prepare(from + std::size_t(r) * inputs, 0, inputs, Place(tiles, r), view);
   }
 };
 
@@ -134,8 +137,45 @@ void linear(const Packed& weights, Array<const float, 2> rows, Array<float, 2> t
   const nb::gil_scoped_release release;
   const std::scoped_lock turn(ThreadPool::instance().turn());
   const FloatingPointState state;
-  const OwnedRows made(rows.data(), int(rows.shape(0)), weights.inputs, facts(weights.kind).quantized);
+  const OwnedRows made(rows.data(), int(rows.shape(0)), weights.inputs, facts(weights.kind));
   linear_into(weights, made, to.data());
+}
+
+double seconds_since(std::chrono::steady_clock::time_point begun) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+}
+
+// Seconds of each product of the same rows with each of several matrices, one after the other: with enough of them
+// every one comes from memory.  Making the rows ready is not in the time.
+std::vector<double> time_linear(const std::vector<Packed>& matrices, Array<const float, 2> rows, int repeat) {
+  check(!matrices.empty() && repeat > 0, "there is nothing to time");
+  for (const Packed& each : matrices) check(int(rows.shape(1)) == each.inputs, "the rows have another width than a matrix");
+  const nb::gil_scoped_release release;
+  const std::scoped_lock turn(ThreadPool::instance().turn());
+  const OwnedRows made(rows.data(), int(rows.shape(0)), matrices[0].inputs, facts(matrices[0].kind));
+  std::vector<float> to(rows.shape(0) * std::size_t(matrices[0].outputs));
+  std::vector<double> seconds;
+  for (int i = 0; i < repeat; ++i) {
+    for (const Packed& each : matrices) {
+      const auto begun = std::chrono::steady_clock::now();
+      linear_into(each, made, to.data());
+      seconds.push_back(seconds_since(begun));
+    }
+  }
+  return seconds;
+}
+
+// Seconds to read some memory once with all threads.
+double time_read(Vector<std::uint8_t> data) {
+  constexpr std::size_t piece = 1 << 16;
+  const nb::gil_scoped_release release;
+  const std::scoped_lock turn(ThreadPool::instance().turn());
+  std::atomic<std::int32_t> seen{0};
+  const auto begun = std::chrono::steady_clock::now();
+  ThreadPool::instance().run(int(data.size() / piece), 4, [&](int first, int last) {
+    seen.fetch_add(kernels().read(data.data() + first * piece, (last - first) * piece), std::memory_order_relaxed);
+  });
+  return seconds_since(begun);
 }
 
 const float* float_of(const nb::dict& layer, const char* name, std::size_t length) {
@@ -307,6 +347,8 @@ NB_MODULE(_cpu, m) {
     unpack_output(weights, output, to.data());
   }, "weights"_a, "output"_a, "to"_a);
   m.def("linear", &linear, "weights"_a, "rows"_a, "to"_a);
+  m.def("time_linear", &time_linear, "matrices"_a, "rows"_a, "repeat"_a);
+  m.def("time_read", &time_read, "data"_a);
   m.def("kernel_names", &kernel_names);
   m.def("kernel_name", [] { return kernels().name; });
   m.def("select_kernels", &select_kernels, "name"_a.none());

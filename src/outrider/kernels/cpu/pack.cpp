@@ -12,9 +12,12 @@ namespace outrider {
 namespace {
 
 constexpr KindFacts kFacts[kKinds] = {
-    {"Q4_0", true, 32, 18},   {"Q4_1", true, 32, 20},   {"Q5_0", true, 32, 22},   {"Q5_1", true, 32, 24},
-    {"Q8_0", true, 32, 34},   {"Q4_K", true, 256, 144}, {"Q5_K", true, 256, 176}, {"Q6_K", true, 256, 210},
-    {"F32", false, 1, 4},     {"F16", false, 1, 2},     {"BF16", false, 1, 2},
+    {"Q4_0", true, Q4_0::zero_number(), 32, 18},   {"Q4_1", true, Q4_1::zero_number(), 32, 20},
+    {"Q5_0", true, Q5_0::zero_number(), 32, 22},   {"Q5_1", true, Q5_1::zero_number(), 32, 24},
+    {"Q8_0", true, Q8_0::zero_number(), 32, 34},   {"Q4_K", true, Q4_K::zero_number(), 256, 144},
+    {"Q5_K", true, Q5_K::zero_number(), 256, 176}, {"Q6_K", true, Q6_K::zero_number(), 256, 210},
+    {"F32", false, -1, 1, 4},                      {"F16", false, -1, 1, 2},
+    {"BF16", false, -1, 1, 2},
 };
 
 // One group of 32 inputs of one output, in no particular packing.

@@ -22,6 +22,21 @@ constexpr int kQuad = 4;         // inputs of one dot-product instruction
 // No plane is wider than in the file: a panel of a block takes exactly 32 times the file's bytes.
 enum class Scales : std::uint8_t { half, six_bit, signed_byte };
 
+// The zero points there are: where an integer sum begins depends on the rows and on the zero point alone.
+struct ZeroPoint {
+  int zero;
+  int scale_group;
+};
+constexpr ZeroPoint kZeros[] = {{8, 32}, {16, 32}, {128, 32}, {32, 16}};
+constexpr int kZeroPoints = 4;
+
+constexpr int zero_point(int zero, int scale_group) {
+  for (int i = 0; i < kZeroPoints; ++i) {
+    if (kZeros[i].zero == zero && kZeros[i].scale_group == scale_group) return i;
+  }
+  return -1;
+}
+
 template <Scales scales_, bool has_minimum_, int low_bits_, int high_bits_, int zero_>
 struct QuantizedKind {
   static constexpr Scales scales = scales_;
@@ -30,6 +45,8 @@ struct QuantizedKind {
   static constexpr int high_bits = high_bits_;  // 0, 1 or 2
   static constexpr int zero = zero_;            // the stored number that means 0; kinds with a minimum have none
   static constexpr int scale_group = scales == Scales::signed_byte ? 16 : 32;
+  // Which of the zero points below, or -1 for a kind with a minimum.
+  static constexpr int zero_number() { return has_minimum ? -1 : zero_point(zero, scale_group); }
   static constexpr bool has_header = scales != Scales::half;
   static constexpr std::size_t low_bytes = std::size_t{kGroup} * kPanel * low_bits / 8;
   static constexpr std::size_t high_bytes = std::size_t{kGroup} * kPanel * high_bits / 8;
@@ -57,6 +74,7 @@ constexpr int kKinds = 11;
 struct KindFacts {
   const char* name;
   bool quantized;
+  int zero_number;
   int file_block_inputs;
   int file_block_bytes;
 };
@@ -81,19 +99,22 @@ struct Packed {
 
 // Rows of a pass cut into tiles of at most kMostTile, as equal as can be.
 struct Tiles {
-  int rows = 0;
-  int count = 0;
+  int rows = 0, count = 0, small = 0, larger = 0;  // the first `larger` tiles have small + 1 rows
 
-  [[gnu::always_inline]] explicit Tiles(int rows_) : rows(rows_), count((rows_ + kMostTile - 1) / kMostTile) {}
-  [[gnu::always_inline]] int size(int tile) const { return rows / count + (tile < rows % count ? 1 : 0); }
-  [[gnu::always_inline]] int first(int tile) const {
-    const int extra = rows % count;
-    return rows / count * tile + (tile < extra ? tile : extra);
-  }
-  // The tile of a row.
-  [[gnu::always_inline]] int of(int row) const {
-    const int small = rows / count, extra = rows % count, large = (small + 1) * extra;
-    return row < large ? row / (small + 1) : extra + (row - large) / small;
+  [[gnu::always_inline]] explicit Tiles(int rows_)
+      : rows(rows_), count((rows_ + kMostTile - 1) / kMostTile), small(rows_ / count), larger(rows_ % count) {}
+  [[gnu::always_inline]] int size(int tile) const { return small + (tile < larger ? 1 : 0); }
+  [[gnu::always_inline]] int first(int tile) const { return small * tile + (tile < larger ? tile : larger); }
+};
+
+// Where a row lies among tiles.
+struct Place {
+  int first, size, at;  // first row and rows of its tile, and its number there
+
+  [[gnu::always_inline]] Place(const Tiles& tiles, int row) {
+    const int edge = (tiles.small + 1) * tiles.larger;
+    const int tile = row < edge ? row / (tiles.small + 1) : tiles.larger + (row - edge) / tiles.small;
+    first = tiles.first(tile), size = tiles.size(tile), at = row - first;
   }
 };
 
@@ -101,8 +122,8 @@ struct Tiles {
 // number i of the next row:
 //
 //   quads   [inputs / 4][m]   int32 of four int8      values  [inputs][m]      fp32, for float kinds
-//   scales  [inputs / 32][m]  fp32                    sums    [inputs / 16][m] int32, of the int8
-//   scaled_sums [inputs / 32][m] fp32: scale times sum
+//   scales  [inputs / 32][m]  fp32                    scaled_sums [inputs / 32][m] fp32: scale times sum of the int8
+//   starts  [inputs / 32 or 16][m] int32, for each zero point: minus the zero point times the sum of the int8
 //
 // A scale comes from 32 numbers of one row alone, so a row's numbers do not depend on its neighbours.
 struct Activations {
@@ -110,8 +131,8 @@ struct Activations {
   bool quantized = true;
   std::int32_t* quads = nullptr;
   float* scales = nullptr;
-  std::int32_t* sums = nullptr;
   float* scaled_sums = nullptr;
+  std::int32_t* starts[kZeroPoints] = {};
   float* values = nullptr;
 };
 

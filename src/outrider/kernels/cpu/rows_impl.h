@@ -48,8 +48,8 @@ struct Rows {
   // ---- rows for the linear kernels ---------------------------------------------------------------------------------
 
   // 32 numbers of one row become int8 with one scale.  NaN and infinity make the scale NaN, so that they are not lost.
-  static void quantize_group(const float* from, int group, int row, const Tiles& tiles, const Activations& to) {
-    const int tile = tiles.of(row), m = tiles.size(tile), first = tiles.first(tile), at = row - first;
+  static void quantize_group(const float* from, int group, const Place& place, const Activations& to) {
+    const int m = place.size, at = place.at;
     const Float low = L::load(from), high = L::load(from + 16);
     const float most = L::largest(L::max(L::absolute(low), L::absolute(high)));
     const float poison = L::sum(L::add(L::mul(low, L::zero()), L::mul(high, L::zero())));
@@ -63,29 +63,36 @@ struct Rows {
       L::store_signed_bytes(bytes + 16 * half, code);
       sums[half] = L::sum_int(code);
     }
-    const std::size_t base = first;
+    const std::size_t base = place.first;
     std::int32_t* quads = to.quads + base * (to.inputs / kQuad) + std::size_t(group) * (kGroup / kQuad) * m + at;
     for (int q = 0; q < kGroup / kQuad; ++q) std::memcpy(quads + q * m, bytes + kQuad * q, kQuad);
     const std::size_t one = base * (to.inputs / kGroup) + std::size_t(group) * m + at;
     const std::size_t two = base * (to.inputs / 16) + std::size_t(2 * group) * m + at;
     to.scales[one] = scale;
-    to.sums[two] = sums[0];
-    to.sums[two + m] = sums[1];
+    for (int i = 0; i < kZeroPoints; ++i) {
+      if (!to.starts[i]) continue;
+      if (kZeros[i].scale_group == 32) {
+        to.starts[i][one] = -kZeros[i].zero * (sums[0] + sums[1]);
+      } else {
+        to.starts[i][two] = -kZeros[i].zero * sums[0];
+        to.starts[i][two + m] = -kZeros[i].zero * sums[1];
+      }
+    }
     to.scaled_sums[one] = scale * float(sums[0] + sums[1]);
   }
 
-  static void spread(const float* from, int first_input, int count, int row, const Tiles& tiles, const Activations& to) {
-    const int tile = tiles.of(row), m = tiles.size(tile), first = tiles.first(tile);
-    float* values = to.values + std::size_t(first) * to.inputs + std::size_t(first_input) * m + (row - first);
+  static void spread(const float* from, int first_input, int count, const Place& place, const Activations& to) {
+    const int m = place.size;
+    float* values = to.values + std::size_t(place.first) * to.inputs + std::size_t(first_input) * m + place.at;
     for (int i = 0; i < count; ++i) values[std::size_t(i) * m] = from[i];
   }
 
   // `count` numbers of a row, from input `first` on, in whichever forms the next layer reads.
-  static void prepare(const float* from, int first, int count, int row, const Tiles& tiles, const Activations& to) {
+  static void prepare(const float* from, int first, int count, const Place& place, const Activations& to) {
     if (to.quads) {
-      for (int i = 0; i < count; i += kGroup) quantize_group(from + i, (first + i) / kGroup, row, tiles, to);
+      for (int i = 0; i < count; i += kGroup) quantize_group(from + i, (first + i) / kGroup, place, to);
     }
-    if (to.values) spread(from, first, count, row, tiles, to);
+    if (to.values) spread(from, first, count, place, to);
   }
 
   // x / sqrt(mean(x^2) + epsilon) * weight, in chunks so that the result never leaves the cache.
@@ -124,13 +131,18 @@ struct Rows {
 
   static void finish_gate(float* gate, const float* up, bool is_gelu, int panel, int columns, const Tiles& tiles,
                           const Activations& to) {
-    for (int m = 0; m < tiles.rows; ++m) {
-      float* both = gate + m * kPanel;
-      for (int half = 0; half < 2; ++half) {
-        const Float g = L::load(both + 16 * half), u = L::load(up + m * kPanel + 16 * half);
-        L::store(both + 16 * half, L::mul(is_gelu ? gelu(g) : silu(g), u));
+    Place place(tiles, 0);
+    for (int tile = 0; tile < tiles.count; ++tile) {
+      place.first = tiles.first(tile), place.size = tiles.size(tile);
+      for (place.at = 0; place.at < place.size; ++place.at) {
+        const int m = place.first + place.at;
+        float* both = gate + m * kPanel;
+        for (int half = 0; half < 2; ++half) {
+          const Float g = L::load(both + 16 * half), u = L::load(up + m * kPanel + 16 * half);
+          L::store(both + 16 * half, L::mul(is_gelu ? gelu(g) : silu(g), u));
+        }
+        prepare(both, panel * kPanel, columns, place, to);
       }
-      prepare(both, panel * kPanel, columns, m, tiles, to);
     }
   }
 
@@ -145,9 +157,12 @@ struct Rows {
   template <int heads>
   static void attend(const float* query, const std::uint16_t* keys, const std::uint16_t* values, int width,
                      const std::int32_t* slots, int oldest, int newest, float* scores, int capacity, float* out) {
+    constexpr int kKeysAhead = 8, kValuesAhead = 16;
     const int start = oldest & ~15, count = newest - start + 1, padded = (count + 15) & ~15;
     for (int p = oldest; p <= newest; ++p) {
       const std::uint16_t* key = keys + std::size_t(slots[p]) * width;
+      const std::uint16_t* later = keys + std::size_t(slots[std::min(p + kKeysAhead, newest)]) * width;
+      for (int i = 0; i < width; i += kPanel) __builtin_prefetch(later + i);
       Float dots[heads];
       for (int h = 0; h < heads; ++h) dots[h] = L::zero();
       for (int i = 0; i < width; i += 16) {
@@ -165,6 +180,7 @@ struct Rows {
       for (int h = 0; h < heads; ++h) sums[h][0] = sums[h][1] = L::zero();
       for (int p = oldest; p <= newest; ++p) {
         const std::uint16_t* value = values + std::size_t(slots[p]) * width + i;
+        __builtin_prefetch(values + std::size_t(slots[std::min(p + kValuesAhead, newest)]) * width + i);
         const Float low = L::from_half(value), high = L::from_half(value + 16);
 #pragma GCC unroll 8
         for (int h = 0; h < heads; ++h) {
@@ -218,6 +234,14 @@ struct Rows {
       const int some = std::min(most, heads - h);
       table[some](query + h * width, keys, values, width, slots, oldest, newest, scores, capacity, out + h * width);
     }
+  }
+
+  static std::int32_t read(const std::uint8_t* from, std::size_t bytes) {
+    Int seen[4] = {L::set_int(0), L::set_int(0), L::set_int(0), L::set_int(0)};
+    for (std::size_t i = 0; i + 256 <= bytes; i += 256) {
+      for (int j = 0; j < 4; ++j) seen[j] = L::bits_or(seen[j], L::load_int(from + i + 64 * j));
+    }
+    return L::sum_int(L::bits_or(L::bits_or(seen[0], seen[1]), L::bits_or(seen[2], seen[3])));
   }
 
   static void to_half(const float* from, int width, int padded, std::uint16_t* to) {

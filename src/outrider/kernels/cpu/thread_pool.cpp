@@ -46,11 +46,9 @@ FloatingPointState::~FloatingPointState() { std::fesetround(static_cast<int>(sav
 #endif
 
 ThreadPool& ThreadPool::instance() {
-  static ThreadPool pool;
-  return pool;
+  static ThreadPool* const pool = new ThreadPool;  // never destroyed: threads may outlive what exit takes down first
+  return *pool;
 }
-
-ThreadPool::~ThreadPool() { stop(); }
 
 void ThreadPool::stop() {
   quit_.store(true);
@@ -88,7 +86,9 @@ bool ThreadPool::take_piece() {
     const int count = int(ticket >> kBits & kMask);
     first = int(ticket & kMask);
     if (first >= count) return false;
-    last = std::min(count, first + grain_.load(std::memory_order_relaxed));
+    // Large pieces first, so that memory is read in long runs; small ones last, so that nobody waits long.
+    const int share = (count - first) / (3 * threads());
+    last = std::min(count, first + std::max(share, grain_.load(std::memory_order_relaxed)));
   } while (!ticket_.compare_exchange_weak(ticket, (ticket & ~kMask) | std::uint64_t(last), std::memory_order_acq_rel,
                                           std::memory_order_acquire));
   call_(task_, first, last);

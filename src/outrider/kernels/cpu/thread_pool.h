@@ -19,7 +19,7 @@ class ThreadPool {
   void resize(int threads);
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls task(first, last) over pieces of at most `grain` items of 0 … count − 1, and returns when all are done.
+  // Calls task(first, last) over pieces of at least `grain` items of 0 … count − 1, and returns when all are done.
   template <class Task>
   void run(int count, int grain, const Task& task) {
     if (count <= 0) return;
@@ -33,8 +33,6 @@ class ThreadPool {
 
   // Held by whoever runs a pass: passes of several Python threads take turns.
   std::mutex& turn() { return turn_; }
-
-  ~ThreadPool();
 
  private:
   using Call = void (*)(const void*, int, int);

@@ -1,0 +1,143 @@
+"""What the CPU kernels cost: each kind of layer, and a whole pass, by rows and against this machine's memory.
+
+Everything is timed in one run, shape by shape in turn, and told as medians: machines are noisy.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from outrider.bench.machine import facts
+from outrider.errors import ConfigError
+from outrider.kernels.native import cpu, missing
+from outrider.kv.pool import KVPool
+from outrider.target.native import NativeModel
+from outrider.tree import SequenceRows, TreeBatch, TreeBuilder, root_only
+
+ROWS: Final = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64)
+KINDS: Final = ("Q4_0", "Q4_K", "Q5_0", "Q5_K", "Q6_K", "Q8_0", "BF16")
+"""What is timed on its own."""
+INPUTS, OUTPUTS = 1536, 8960
+"""A layer of a model of 1.5 billion parameters."""
+LAYERS: Final = 24
+"""Copies, so that each comes from memory."""
+CONTEXT: Final = 256
+_PAGE: Final = 16
+_ORDINARY_BYTE: Final = 0x3C
+"""As scales, bf16 or codes alike it makes ordinary numbers: rare ones, such as denormals, would be timed instead."""
+_READ_BYTES: Final = 1 << 28
+
+
+def measure_read(data: np.ndarray[Any, Any]) -> float:
+    """Bytes per second the threads read together, once over some memory."""
+    return len(data) / float(cpu.time_read(data))
+
+
+def measure(
+    model: NativeModel | None, path: str, *, repeat: int, with_kernels: bool, advance: Callable[[], None]
+) -> dict[str, Any]:
+    """Time the kernels and a model's passes.
+
+    Args:
+        model: a native model, or None to time the kernels alone.
+        path: what to call it.
+        repeat: samples of each figure.
+        with_kernels: whether to time single kernels.
+        advance: called after each part.
+
+    Raises:
+        ConfigError: there are no kernels in this installation.
+    """
+    if cpu is None:
+        raise ConfigError(str(missing))
+    memory = np.ones(_READ_BYTES, dtype=np.uint8)
+    reads = [measure_read(memory) for _ in range(repeat)]
+    result: dict[str, Any] = {"machine": facts(), "instruction_set": cpu.kernel_name(), "threads": cpu.threads()}
+    kernels = [_time_kind(kind, repeat, reads, memory, advance) for kind in KINDS] if with_kernels else []
+    passes = None if model is None else _time_passes(model, path, repeat, reads, memory, advance)
+    bandwidth = statistics.median(reads)
+    result["read_bandwidth_gbs"] = bandwidth / 1e9
+    if passes is not None:
+        passes["share_of_bandwidth"] = passes["bytes_per_token"] / passes["ms_by_rows"]["1"] * 1e3 / bandwidth
+        passes["over_read_floor_by_rows"] = {
+            rows: ms / 1e3 / (passes["bytes_per_token"] / bandwidth) for rows, ms in passes["ms_by_rows"].items()
+        }
+    return result | {"model": passes, "kernels": kernels}
+
+
+def _time_kind(
+    kind: str, repeat: int, reads: list[float], memory: np.ndarray[Any, Any], advance: Callable[[], None]
+) -> dict[str, Any]:
+    size = cpu.packed_bytes(kind, INPUTS, OUTPUTS)
+    weights = [np.full(size, _ORDINARY_BYTE, dtype=np.uint8) for _ in range(LAYERS)]
+    matrices = [cpu.Matrix(kind, INPUTS, OUTPUTS, each) for each in weights]
+    seconds: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    for _ in range(max(2, repeat // 2)):
+        reads.append(measure_read(memory))
+        for rows in ROWS:
+            data = np.random.default_rng(1).standard_normal((rows, INPUTS), dtype=np.float32)
+            seconds[rows] += cpu.time_linear(matrices, data, 1)
+    advance()
+    middle = {rows: statistics.median(times) for rows, times in seconds.items()}
+    return {
+        "kind": kind,
+        "inputs": INPUTS,
+        "outputs": OUTPUTS,
+        "bytes": size,
+        "ms_by_rows": {str(rows): 1e3 * value for rows, value in middle.items()},
+        "gbs_by_rows": {str(rows): size / value / 1e9 for rows, value in middle.items()},
+        "gmacs_by_rows": {str(rows): rows * INPUTS * OUTPUTS / value / 1e9 for rows, value in middle.items()},
+    }
+
+
+def _time_passes(
+    model: NativeModel,
+    path: str,
+    repeat: int,
+    reads: list[float],
+    memory: np.ndarray[Any, Any],
+    advance: Callable[[], None],
+) -> dict[str, Any]:
+    """Passes over 1 … 64 rows behind a context of 256 tokens, and a prompt of 512."""
+    cache = KVPool(CONTEXT + 1024, _PAGE).cache("model")
+    cache.extend("text", CONTEXT + 600)
+    tokens = [int(token) for token in torch.randint(model.vocabulary, (CONTEXT + 512,))]
+    model.forward(TreeBatch.pack([SequenceRows("text", 0, tuple(tokens[:CONTEXT]), None)]), cache)
+    prompt = TreeBatch.pack([SequenceRows("text", CONTEXT, tuple(tokens[CONTEXT:]), None)])
+    passes = {rows: _chain(tokens[:rows]) for rows in ROWS}
+    seconds: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    prefills = []
+    for _ in range(repeat):
+        reads.append(measure_read(memory))
+        for rows, batch in passes.items():
+            seconds[rows].append(_seconds(lambda batch=batch: model.forward(batch, cache)))  # type: ignore[misc]
+        prefills.append(_seconds(lambda: model.forward(prompt, cache)))
+        advance()
+    middle = {rows: statistics.median(times) for rows, times in seconds.items()}
+    return {
+        "path": path,
+        "packed_bytes": model.packed_bytes,
+        "bytes_per_token": model.token_bytes,
+        "context": CONTEXT,
+        "ms_by_rows": {str(rows): 1e3 * value for rows, value in middle.items()},
+        "verify_curve": {str(rows): value / middle[1] for rows, value in middle.items()},
+        "prefill_tokens": len(prompt.tokens),
+        "prefill_tokens_per_s": len(prompt.tokens) / statistics.median(prefills),
+    }
+
+
+def _chain(tokens: Sequence[int]) -> TreeBatch:
+    tree = TreeBuilder(tokens[0]).chain(tokens[1:]).build() if len(tokens) > 1 else root_only(tokens[0])
+    return TreeBatch.pack([SequenceRows("text", CONTEXT, (), tree)])
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    begun = time.perf_counter()
+    run()
+    return time.perf_counter() - begun

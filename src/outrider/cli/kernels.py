@@ -1,0 +1,94 @@
+"""``outrider bench kernels``: what the CPU kernels cost on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from cyclopts import Parameter
+from rich.box import SIMPLE_HEAD
+from rich.progress import Progress
+from rich.table import Table
+
+from outrider.cli import output
+from outrider.errors import ConfigError
+
+_SHOWN: Final = ("1", "2", "4", "8", "12", "16", "32", "64")
+
+
+def kernels(
+    *,
+    model: str | None = None,
+    threads: int | None = None,
+    repeat: int = 7,
+    alone: Annotated[bool, Parameter(name="--kernels")] = True,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Time each kernel and a whole model pass against the memory bandwidth measured in the same run.
+
+    Args:
+        model: model whose passes are timed; without one the kernels alone.
+        threads: CPU threads; by default the physical cores this process may use.
+        repeat: samples of each figure; medians are told.
+        alone: also time each kind of layer on its own.
+        as_json: print one JSON object as the last line.
+    """
+    from outrider.bench.kernels import KINDS, measure
+    from outrider.kernels.native import set_threads
+    from outrider.target.backends import LoadOptions, load_model
+    from outrider.target.native import NativeModel
+
+    if (threads is not None and threads < 1) or repeat < 1:
+        raise ConfigError("--threads and --repeat must be at least 1")
+    if threads is not None:
+        set_threads(threads)
+    served = load_model(model, LoadOptions(backend="native"))[0] if model is not None else None
+    assert served is None or isinstance(served, NativeModel)
+    console = output.side()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("measuring", total=(len(KINDS) if alone else 0) + (repeat if served else 0))
+        result = measure(served, model or "", repeat=repeat, with_kernels=alone, advance=lambda: bar.advance(task))
+    _show(result)
+    if as_json:
+        output.write_json(result)
+    return 0
+
+
+def _show(result: Mapping[str, Any]) -> None:
+    console = output.screen()
+    console.print(
+        f"{result['instruction_set']}, {result['threads']} threads, memory is read at "
+        f"{result['read_bandwidth_gbs']:.1f} GB/s"
+    )
+    for title, unit in (("time of one layer over that of one row", "ms"), ("GMAC/s", "gmacs")):
+        if result["kernels"]:
+            console.print(_table(result, title, unit))
+    if result["model"]:
+        console.print(_passes(result["model"]))
+
+
+def _table(result: Mapping[str, Any], title: str, unit: str) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for heading in ("kind", "GB/s at one row", *_SHOWN):
+        table.add_column(heading, justify="right")
+    for each in result["kernels"]:
+        values = each[f"{unit}_by_rows"]
+        shown = [f"{values[n] / values['1']:.2f}" if unit == "ms" else f"{values[n]:.0f}" for n in _SHOWN]
+        table.add_row(each["kind"], f"{each['gbs_by_rows']['1']:.1f}", *shown)
+    return table
+
+
+def _passes(model: Mapping[str, Any]) -> Table:
+    table = Table(
+        title=f"passes of {model['path']}: {model['bytes_per_token'] / 1e6:.0f} MB a token, "
+        f"{model['share_of_bandwidth']:.0%} of the bandwidth at one row, prompts at "
+        f"{model['prefill_tokens_per_s']:.0f} tokens/s",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+    )
+    for heading in ("rows", *_SHOWN):
+        table.add_column(heading, justify="right")
+    table.add_row("ms", *(f"{model['ms_by_rows'][n]:.1f}" for n in _SHOWN))
+    table.add_row("over one row", *(f"{model['verify_curve'][n]:.2f}" for n in _SHOWN))
+    table.add_row("over the read floor", *(f"{model['over_read_floor_by_rows'][n]:.2f}" for n in _SHOWN))
+    return table
