@@ -7,17 +7,19 @@ would be in plain decoding.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from typing import overload
+from typing import Final, overload
 
 import torch
 
-from outrider.errors import NumericsError, RequestError
+from outrider.errors import RequestError
+from outrider.sampling.best import ChoiceNoise, best_scores, check
 from outrider.sampling.distribution import surviving_ids
 from outrider.sampling.noise import choice_words, gumbel, gumbel_range
 from outrider.sampling.params import LogitsProcessor, SamplingParams
 
+_COMPARED: Final = 16
+"""Perturbed scores among which a drafter's confidence is shared out."""
 Path = Sequence[int]
 """Drafted tokens between the last committed token and a row, that row's own token last; empty for the anchor."""
 
@@ -113,11 +115,10 @@ class RequestSampler:
             NumericsError: a row holds NaN or infinity, or no token is allowed.
         """
         adjusted = self._adjusted(logits, paths)
-        if self.params.greedy:
-            best, tokens = adjusted.max(dim=1)
-            _check_best(best)
-            return [int(token) for token in tokens.tolist()]
-        _check_best(adjusted.amax(dim=1))
+        if self._reads_all:
+            ids, _ = self._best(adjusted, paths, 1)
+            return [int(token) for token in ids[:, 0].tolist()]
+        check(adjusted)
         return [self._perturbed(row, path)[1] for row, path in zip(adjusted, paths, strict=True)]
 
     def perturbed_best(
@@ -126,10 +127,17 @@ class RequestSampler:
         """The ``width`` best tokens of each row under the target's own noise, best first, each with a confidence.
 
         This is what a coupled drafter proposes: its first is the token it believes the target will choose.  The
-        confidence is the softmax of the perturbed scores: how clearly a token leads once the dice are known.
+        confidence is the softmax of the best perturbed scores: how clearly a token leads once the dice are known.
         """
-        found = []
-        for row, path in zip(self._adjusted(logits, paths), paths, strict=True):
+        adjusted, found = self._adjusted(logits, paths), []
+        if self._reads_all:
+            compared = min(max(width, _COMPARED), self.vocabulary)
+            best, best_of = self._best(adjusted, paths, compared)
+            shares = torch.softmax(best_of, dim=1)
+            return [
+                (tokens[:width], share[:width]) for tokens, share in zip(best.tolist(), shares.tolist(), strict=True)
+            ]
+        for row, path in zip(adjusted, paths, strict=True):
             ids, scores = self._survivors(row)
             if not self.params.greedy:
                 scores = scores + self._noise(ids, path, row.device)
@@ -145,8 +153,8 @@ class RequestSampler:
             float64 [rows, vocabulary] on the CPU, each row summing to 1.
         """
         adjusted = self._adjusted(logits, paths)
-        best, tokens = adjusted.max(dim=1)
-        _check_best(best)
+        check(adjusted)
+        tokens = adjusted.argmax(dim=1)
         if not (self.params.greedy or self.truncates):
             return torch.softmax(adjusted.double() / self.params.temperature, dim=1).cpu()
         result = torch.zeros(len(paths), self.vocabulary, dtype=torch.float64)
@@ -156,6 +164,16 @@ class RequestSampler:
             ids, scaled = self._survivors(row)
             out[slice(None) if ids is None else ids.cpu()] = torch.softmax(scaled.double(), 0).cpu()
         return result
+
+    @property
+    def _reads_all(self) -> bool:
+        """Whether every token may win, so that a row is scored in one pass."""
+        return self.params.greedy or not self.truncates
+
+    def _best(self, adjusted: torch.Tensor, paths: Sequence[Path], width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        greedy = self.params.greedy
+        noise = None if greedy else ChoiceNoise(self.seed, [self.position(path) for path in paths], self.choice)
+        return best_scores(adjusted, self.vocabulary, 1.0 if greedy else self.params.temperature, noise, width)
 
     def _perturbed(self, row: torch.Tensor, path: Path) -> tuple[float, int]:
         ids, scaled = self._survivors(row)
@@ -252,12 +270,3 @@ def _has_penalties(params: SamplingParams) -> bool:
 def _ends_with(history: History, tail: Sequence[int]) -> bool:
     offset = len(history) - len(tail)
     return all(history[offset + i] == token for i, token in enumerate(tail))
-
-
-def _check_best(best: torch.Tensor) -> None:
-    values = best.tolist()
-    if all(map(math.isfinite, values)):
-        return
-    if -math.inf in values:
-        raise NumericsError("no token is left to choose from; loosen allowed_token_ids, bad_words or logit_bias")
-    raise NumericsError("the target's logits hold NaN or infinity; the request was ended")

@@ -5,6 +5,17 @@
 
 namespace outrider {
 
+// What names a row's noise: the key and the last three counter words (sampling/noise.py).
+struct NoiseKey {
+  std::uint64_t seed;
+  std::uint32_t position, choice, purpose;
+};
+
+struct Scored {
+  float score;
+  std::int32_t id;
+};
+
 struct Kernels {
   const char* name;
   // Sums of one panel for all rows: [rows][32].
@@ -22,6 +33,7 @@ struct Kernels {
   void (*to_half)(const float* from, int width, int padded, std::uint16_t* to);
   // Reads memory as fast as it comes; returns a number that depends on all of it.
   std::int32_t (*read)(const std::uint8_t* from, std::size_t bytes);
+  bool (*best)(const float* logits, int vocabulary, float temperature, const NoiseKey* key, int width, Scored* found);
 };
 
 template <class L>

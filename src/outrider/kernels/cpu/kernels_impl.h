@@ -4,6 +4,7 @@
 #include "kernels.h"
 #include "linear_impl.h"
 #include "rows_impl.h"
+#include "sample_impl.h"
 
 namespace outrider {
 
@@ -20,6 +21,7 @@ const Kernels& kernels_of() {
       Rows<L>::attend_heads,
       Rows<L>::to_half,
       Rows<L>::read,
+      Sample<L>::best,
   };
   return table;
 }

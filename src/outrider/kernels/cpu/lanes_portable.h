@@ -133,6 +133,32 @@ struct PortableLanes {
     }
     return result;
   }
+  static Int bits_xor(const Int& a, const Int& b) {
+    return each<Int>([&](int i) { return a.lane[i] ^ b.lane[i]; });
+  }
+  static void multiply_wide(const Int& a, std::uint32_t b, Int& high, Int& low) {
+    for (int i = 0; i < 16; ++i) {
+      const std::uint64_t product = std::uint64_t(std::uint32_t(a.lane[i])) * b;
+      high.lane[i] = std::int32_t(product >> 32);
+      low.lane[i] = std::int32_t(std::uint32_t(product));
+    }
+  }
+  // Within each four lanes: lane w of result i is lane i of operand w.
+  static void interleave(Int (&a)[4]) {
+    Int result[4];
+    for (int i = 0; i < 4; ++i) {
+      for (int k = 0; k < 4; ++k) {
+        for (int w = 0; w < 4; ++w) result[i].lane[4 * k + w] = a[w].lane[4 * k + i];
+      }
+    }
+    for (int i = 0; i < 4; ++i) a[i] = result[i];
+  }
+  // Bit i: whether lane i of a is less; false where either is NaN.
+  static std::uint32_t less(const Float& a, const Float& b) {
+    std::uint32_t bits = 0;
+    for (int i = 0; i < 16; ++i) bits |= std::uint32_t(a.lane[i] < b.lane[i]) << i;
+    return bits;
+  }
   static Float to_float(const Int& a) {
     return each<Float>([&](int i) { return float(a.lane[i]); });
   }

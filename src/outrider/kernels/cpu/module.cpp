@@ -300,6 +300,37 @@ void forward(Decoder& decoder, Vector<std::int64_t> tokens, Vector<std::int64_t>
   decoder.forward(pass);
 }
 
+// The best scores of each row: ids and scores [rows, width]; raises where a row holds NaN or infinity.
+void best_scores(Array<const float, 2> logits, int vocabulary, float temperature, std::optional<std::uint64_t> seed,
+                 Vector<std::int64_t> positions, std::uint32_t choice, std::uint32_t purpose, Array<std::int64_t, 2> ids,
+                 Array<float, 2> scores) {
+  const int rows = int(logits.shape(0)), width = int(ids.shape(1));
+  check(vocabulary > 0 && std::size_t(vocabulary) <= logits.shape(1), "the logits have fewer columns than the vocabulary");
+  check(width > 0 && width <= 1024, "the width must be from 1 to 1024");
+  check(temperature > 0.0f, "the temperature must be positive");
+  check(int(ids.shape(0)) == rows && int(scores.shape(0)) == rows && int(scores.shape(1)) == width && int(positions.size()) == rows,
+        "ids, scores and positions must have a row for each row of logits");
+  std::atomic<bool> good{true};
+  {
+    const nb::gil_scoped_release release;
+    const std::scoped_lock turn(ThreadPool::instance().turn());
+    ThreadPool::instance().run(rows, 1, [&](int first, int last) {
+      const FloatingPointState state;
+      std::vector<Scored> found(width);
+      for (int r = first; r < last; ++r) {
+        const NoiseKey key{seed.value_or(0), std::uint32_t(positions.data()[r]), choice, purpose};
+        const float* row = logits.data() + std::size_t(r) * logits.shape(1);
+        if (!kernels().best(row, vocabulary, temperature, seed ? &key : nullptr, width, found.data())) good = false;
+        for (int i = 0; i < width; ++i) {
+          ids.data()[std::size_t(r) * width + i] = found[i].id;
+          scores.data()[std::size_t(r) * width + i] = found[i].score;
+        }
+      }
+    });
+  }
+  check(good, "a row holds NaN or infinity, or leaves no token to choose");
+}
+
 std::vector<std::string> kernel_names() {
   const Kernels* const* list;
   const int count = available_kernels(&list);
@@ -349,6 +380,8 @@ NB_MODULE(_cpu, m) {
   m.def("linear", &linear, "weights"_a, "rows"_a, "to"_a);
   m.def("time_linear", &time_linear, "matrices"_a, "rows"_a, "repeat"_a);
   m.def("time_read", &time_read, "data"_a);
+  m.def("best_scores", &best_scores, "logits"_a, "vocabulary"_a, "temperature"_a, "seed"_a.none(), "positions"_a, "choice"_a,
+        "purpose"_a, "ids"_a, "scores"_a);
   m.def("kernel_names", &kernel_names);
   m.def("kernel_name", [] { return kernels().name; });
   m.def("select_kernels", &select_kernels, "name"_a.none());
