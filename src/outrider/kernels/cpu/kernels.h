@@ -33,6 +33,7 @@ struct Kernels {
   void (*to_half)(const float* from, int width, int padded, std::uint16_t* to);
   // Reads memory as fast as it comes; returns a number that depends on all of it.
   std::int32_t (*read)(const std::uint8_t* from, std::size_t bytes);
+  std::uint16_t (*four_bit_scale)(const float* x);
   bool (*best)(const float* logits, int vocabulary, float temperature, const NoiseKey* key, int width, Scored* found);
 };
 

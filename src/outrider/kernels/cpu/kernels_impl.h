@@ -21,6 +21,7 @@ const Kernels& kernels_of() {
       Rows<L>::attend_heads,
       Rows<L>::to_half,
       Rows<L>::read,
+      Rows<L>::four_bit_scale,
       Sample<L>::best,
   };
   return table;

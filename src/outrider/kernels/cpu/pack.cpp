@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "half.h"
+#include "kernels.h"
 #include "thread_pool.h"
 
 namespace outrider {
@@ -226,34 +227,8 @@ void decode_row(Kind kind, int inputs, const std::uint8_t* row, float* to) {
   }
 }
 
-// Sum of squared errors of 32 numbers rounded to whole multiples of a scale.
-float rounding_error(const float* x, float scale, float least, float most) {
-  float total = 0.0f;
-  const float inverse = 1.0f / scale;
-  for (int i = 0; i < kGroup; ++i) {
-    float code = std::nearbyintf(x[i] * inverse);
-    code = code < least ? least : code > most ? most : code;
-    const float error = x[i] - code * scale;
-    total += error * error;
-  }
-  return total;
-}
-
-// The scale of a group in four bits: the largest number is mapped to -8, or to a little less if that fits the rest better.
-std::uint16_t four_bit_scale(const float* x) {
-  float most = 0.0f;
-  for (int i = 0; i < kGroup; ++i) most = std::fabs(x[i]) > std::fabs(most) ? x[i] : most;
-  if (most == 0.0f) return 0;
-  std::uint16_t best = float_to_half(most / -8.0f);
-  float least_error = INFINITY;
-  for (int step = -3; step <= 6; ++step) {
-    const std::uint16_t scale = float_to_half(most / -(8.0f + 0.15f * float(step)));
-    if (half_to_float(scale) == 0.0f) continue;
-    const float error = rounding_error(x, half_to_float(scale), -8.0f, 7.0f);
-    if (error < least_error) least_error = error, best = scale;
-  }
-  return best;
-}
+// To the nearest whole number, ties to even, for numbers below 2^22: what the additions cannot hold rounds away.
+inline float whole(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 
 void encode_group(Kind kind, const float* x, std::uint8_t* block) {
   std::uint16_t scale;
@@ -262,13 +237,13 @@ void encode_group(Kind kind, const float* x, std::uint8_t* block) {
     for (int i = 0; i < kGroup; ++i) most = std::max(most, std::fabs(x[i]));
     scale = float_to_half(most / 127.0f);
   } else {
-    scale = four_bit_scale(x);
+    scale = kernels().four_bit_scale(x);
   }
   std::memcpy(block, &scale, 2);
   const float size = half_to_float(scale), inverse = size != 0.0f ? 1.0f / size : 0.0f;
   const float least = kind == Kind::q8_0 ? -127.0f : -8.0f, most = kind == Kind::q8_0 ? 127.0f : 7.0f;
   int codes[kGroup];
-  for (int i = 0; i < kGroup; ++i) codes[i] = int(std::min(most, std::max(least, std::nearbyintf(x[i] * inverse))));
+  for (int i = 0; i < kGroup; ++i) codes[i] = int(std::min(most, std::max(least, whole(x[i] * inverse))));
   for (int i = 0; i < kGroup; ++i) {
     if (kind == Kind::q8_0) block[2 + i] = std::uint8_t(codes[i]);
     if (kind == Kind::q4_0 && i < 16) block[2 + i] = std::uint8_t((codes[i] + 8) | (codes[i + 16] + 8) << 4);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "half.h"
 #include "packed.h"
 
 namespace outrider {
@@ -144,6 +145,36 @@ struct Rows {
         prepare(both, panel * kPanel, columns, place, to);
       }
     }
+  }
+
+  // ---- quantising weights ------------------------------------------------------------------------------------------
+
+  // The fp16 scale of 32 weights in four bits, -8 … 7: the largest is mapped to -8, or a little past it or short of it,
+  // whichever leaves the smallest sum of squared errors.
+  static std::uint16_t four_bit_scale(const float* x) {
+    const Float low = L::load(x), high = L::load(x + 16);
+    const float size = L::largest(L::max(L::absolute(low), L::absolute(high)));
+    if (!(size > 0.0f)) return 0;
+    float most = size;
+    for (int i = 0; i < kGroup; ++i) {
+      if (std::fabs(x[i]) == size) most = x[i];
+    }
+    std::uint16_t best = 0;
+    float least_error = INFINITY;
+    for (int step = -3; step <= 6; ++step) {
+      const std::uint16_t scale = float_to_half(most / -(8.0f + 0.15f * float(step)));
+      const float value = half_to_float(scale);
+      if (value == 0.0f) continue;
+      const Float inverse = L::set(1.0f / value), unit = L::set(value), bottom = L::set(-8.0f), top = L::set(7.0f);
+      const auto error = [&](Float numbers) {
+        const Float code = L::to_float(L::round(L::min(L::max(L::mul(numbers, inverse), bottom), top)));
+        const Float rest = L::negative_fma(code, unit, numbers);
+        return L::mul(rest, rest);
+      };
+      const float total = L::sum(L::add(error(low), error(high)));
+      if (total < least_error) least_error = total, best = scale;
+    }
+    return best;
   }
 
   // ---- attention ---------------------------------------------------------------------------------------------------
