@@ -1,0 +1,56 @@
+"""Outrider: plain and every method asked for."""
+
+import argparse
+import json
+
+from worker import serve
+
+from outrider import LLM, SamplingParams, Speculation, __version__
+from outrider.kernels.native import set_threads
+
+
+def generate(llm, request):
+    """Greedy text; the engine's own clock tells prompt passes and decoding apart."""
+    before = llm.engine.seconds.copy()
+    done = llm.generate([request["token_ids"]], SamplingParams(max_tokens=request["max_tokens"]))[0]
+    spent = llm.engine.seconds.minus(before)
+    ends = set() if llm.tokenizer is None else llm.tokenizer.eos_ids
+    tokens = [token for token in done.token_ids if token not in ends]
+    stats = done.speculation
+    return {
+        "token_ids": tokens,
+        "tokens": len(tokens),
+        "prefill_s": spent.prefill,
+        "decode_s": spent.decode,
+        "acceptance_rate": stats.acceptance_rate,
+        "mean_accepted_length": stats.mean_accepted_length,
+    }
+
+
+def main():
+    """Load the models once and serve."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--draft")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--methods", type=json.loads, required=True, help='{"arm": {"method": …, "option": …}}')
+    wishes = parser.parse_args()
+    if wishes.threads:
+        set_threads(wishes.threads)
+    first = LLM(wishes.target, speculation="none")
+    target, tokenizer = first.engine.target, first.tokenizer
+    drafts = {}
+    if wishes.draft:
+        drafts[wishes.draft] = LLM(wishes.draft, speculation="none", quantization="w4").engine.target
+    arms = {"plain": lambda request: generate(first, request)}
+    for arm, options in wishes.methods.items():
+        method = options.pop("method")
+        if options.pop("drafts", False):
+            options["model"] = wishes.draft
+        plan = Speculation(method, options=options)
+        llm = LLM.from_model(target, tokenizer, speculation=plan, draft_models=drafts)
+        arms[arm] = lambda request, llm=llm: generate(llm, request)
+    serve(f"outrider {__version__}", arms)
+
+
+main()
