@@ -9,7 +9,7 @@ namespace outrider {
 
 struct Avx512Lanes {
   static constexpr const char* name = "avx512-vnni";
-  static constexpr int few_rows = 8;  // so many are multiplied straight from the packed weights
+  static constexpr int few_rows = 10;  // so many are multiplied straight from the packed weights
 
   using Float = __m512;
   using Int = __m512i;

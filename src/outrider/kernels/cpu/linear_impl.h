@@ -121,19 +121,22 @@ struct Linear {
 
   // ---- multiplying -----------------------------------------------------------------------------------------------
 
-  // Where the block is, so that what comes after it is fetched a little with every group: far ahead into the second
-  // cache, a little ahead into the first.  A tile that is not a block's first fetches nothing.
+  // Where a block is, so that what comes after it is fetched while it is multiplied: far ahead into the second cache, and
+  // for one or two rows, which wait for memory all the time, a little ahead into the first.  The fetches are spread evenly,
+  // for the core can wait for no more than a dozen lines at once.
   struct Ahead {
     const std::uint8_t* here;
-    int lines;
+    int step;  // bytes
 
+    static constexpr int near = 2048, far = 12288;
+
+    template <bool both>
     void fetch() {
-      constexpr int near = 2048, far = 16384;
-      for (int i = 0; i < lines; ++i) {
-        __builtin_prefetch(here + far + 64 * i, 0, 2);
-        __builtin_prefetch(here + near + 64 * i, 0, 3);
+      for (int i = 0; i < step; i += 64) {
+        __builtin_prefetch(here + far + i, 0, 2);
+        if constexpr (both) __builtin_prefetch(here + near + i, 0, 3);
       }
-      here += 64 * lines;
+      here += step;
     }
   };
 
@@ -157,7 +160,6 @@ struct Linear {
     const float* scales = weights.scales;
     const float* minima = weights.minima;
     for (int g = 0; g < groups; ++g) {
-      ahead.fetch();
       for (int part = 0; part < parts; ++part) {
         L::keep_order();
         Int dots[chains][rows][2];
@@ -175,6 +177,7 @@ struct Linear {
         starts += rows;
 #pragma GCC unroll 1
         for (int q = 0; q < quads_per_part; q += chains) {
+          ahead.template fetch<false>();
 #pragma GCC unroll 4
           for (int c = 0; c < chains; ++c) {
             const Int low = L::load_int(bytes), high = L::load_int(bytes + 64);
@@ -240,7 +243,6 @@ struct Linear {
     }
     const std::uint8_t* group = block + K::header_bytes;
     for (int g = 0; g < groups; ++g) {
-      ahead.fetch();
 #pragma GCC unroll 2
       for (int part = 0; part < parts; ++part) {
         L::keep_order();
@@ -256,6 +258,7 @@ struct Linear {
         starts += rows;
 #pragma GCC unroll 1
         for (int pair = 0; pair < pairs; ++pair) {
+          ahead.template fetch<true>();
           Int codes[4];
           unpack_pair<K>(group + K::group_scale_bytes, part * pairs + pair, codes);
 #pragma GCC unroll 2
@@ -341,7 +344,8 @@ struct Linear {
         const std::int32_t* quads = rows.quads + row * (weights.inputs / kQuad) + k / kQuad * m;
         const float* scales = rows.scales + row * all + at;
         const float* scaled_sums = rows.scaled_sums + row * all + at;
-        const Ahead ahead{block, tile ? 0 : int((K::group_bytes + 63) / 64)};
+        const int pieces = few ? kPairs : kGroup / kQuad;
+        const Ahead ahead{block, tile ? 0 : int(K::group_bytes) / pieces};
         if (few) {
           pick_packed<K>(m, std::make_integer_sequence<int, L::few_rows>())(block, groups, quads, scales, starts,
                                                                          scaled_sums, sums + row * kPanel, ahead);
