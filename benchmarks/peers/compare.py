@@ -26,7 +26,7 @@ METHODS: Final = {
     "ngram": {"method": "ngram"},
     "suffix": {"method": "suffix"},
     "draft": {"method": "draft_model", "drafts": True},
-    "lookup+draft": {"method": "lookup_model", "drafts": True},
+    "lookup+draft": {"method": "lookup_model", "drafts": True, "num_steps": 6},
 }
 
 
@@ -66,6 +66,7 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--llama", help="python of the environment that holds llama-cpp-python")
+    parser.add_argument("--llama-draft", action="store_true", help="llama.cpp with the draft model as well")
     parser.add_argument("--openvino", help="python of the environment that holds openvino-genai")
     parser.add_argument("--methods", type=json.loads, default=METHODS)
     parser.add_argument("--seed", type=int, default=0)
@@ -114,7 +115,8 @@ def start(wishes: argparse.Namespace) -> list[Engine]:
     ours = [sys.executable, str(HERE / "outrider_worker.py"), *shared, *draft, "--methods", json.dumps(methods)]
     engines = [Engine("outrider", ours)]
     if wishes.llama:
-        engines.append(Engine("llama.cpp", [wishes.llama, str(HERE / "llama_cpp_worker.py"), *shared, *draft]))
+        theirs = draft if wishes.llama_draft else []
+        engines.append(Engine("llama.cpp", [wishes.llama, str(HERE / "llama_cpp_worker.py"), *shared, *theirs]))
     if wishes.openvino:
         engines.append(Engine("openvino", [wishes.openvino, str(HERE / "openvino_worker.py"), *shared]))
     return engines

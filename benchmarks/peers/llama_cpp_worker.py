@@ -33,7 +33,7 @@ def generate(model, request):
     for token in model.generate(request["token_ids"], temp=0.0, top_k=1, repeat_penalty=1.0):
         if first is None:
             first = time.perf_counter()
-        if token == model.token_eos() or model._model.token_is_eog(token) if hasattr(model._model, "token_is_eog") else token == model.token_eos():
+        if token == model.token_eos():
             break
         tokens.append(token)
         if len(tokens) == request["max_tokens"]:
@@ -52,7 +52,7 @@ def main():
     wishes = parser.parse_args()
     shared = {"n_ctx": wishes.context, "n_threads": wishes.threads, "n_threads_batch": wishes.threads, "verbose": False}
     models = {"plain": Llama(wishes.target, **shared)}
-    for count in (4, 8, 10):
+    for count in (4, 10):
         drafter = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=count)
         models[f"lookup-{count}"] = Llama(wishes.target, draft_model=drafter, logits_all=True, **shared)
     if wishes.draft:

@@ -54,7 +54,7 @@ def plain(setting: str, backend: str = "hf") -> list[tuple[int, ...]]:
     return [llm.generate(prompt, SETTINGS[setting])[0].token_ids for prompt in PROMPTS]
 
 
-def answers(setting: str, backend: str) -> dict[tuple[int, ...], tuple[int, ...]]:
+def answers(setting: str, backend: str = "hf") -> dict[tuple[int, ...], tuple[int, ...]]:
     return {tuple(prompt): text for prompt, text in zip(PROMPTS, plain(setting, backend), strict=True)}
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oracles import Scripted, random_trees
 from tiny import VOCABULARY, tiny_model
 
-from contract.cases import PROMPTS, by_id, configs, make
+from contract.cases import BACKENDS, PROMPTS, by_id, configs, make
 from contract.test_lossless import GREEDY, SETTINGS, answers, assert_clean, plain
 from outrider import CacheConfig, SamplingParams, SchedulerConfig
 from outrider.drafters.base import DraftSequence, Needs
@@ -56,11 +56,18 @@ def test_preemption_by_recompute(case: str, setting: str) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.randoms(use_true_random=False), st.sampled_from(CASES), st.sampled_from(["greedy", "temperature"]))
-def test_requests_join_leave_and_are_cancelled_between_rounds(dice: random.Random, case: str, setting: str) -> None:
-    expected = answers(setting)
+@given(
+    st.randoms(use_true_random=False),
+    st.sampled_from(CASES),
+    st.sampled_from(["greedy", "temperature"]),
+    st.sampled_from(sorted(BACKENDS)),
+)
+def test_requests_join_leave_and_are_cancelled_between_rounds(
+    dice: random.Random, case: str, setting: str, backend: str
+) -> None:
+    expected = answers(setting, backend)
     cache = CacheConfig(rows=dice.choice([48, 80, 400]), page_size=4)
-    llm = make(by_id(case), cache=cache, scheduler=SchedulerConfig(prefill_chunk=5))
+    llm = make(by_id(case), cache=cache, scheduler=SchedulerConfig(prefill_chunk=5), backend=backend)
     engine = llm.engine
     waiting = [dice.choice(PROMPTS) for _ in range(6)]
     submitted: list[Request] = []

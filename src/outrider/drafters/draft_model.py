@@ -30,6 +30,8 @@ from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder, root_
 from outrider.verify.base import Draws
 
 _CHUNK = 512
+_JOINED = 32
+"""So many rows that the cache lags behind go into the first drafting pass; more of them get passes of their own."""
 
 
 @register
@@ -190,14 +192,14 @@ class DraftModelDrafter:
         return _Growth(index, sequence, nodes=nodes, depth=depth, beam=self._config.topk)
 
     def _catch_up(self, active: Sequence[_Growth]) -> None:
-        """Compute all committed rows but the anchor's, however far the draft cache lags behind."""
+        """Compute the committed rows before the anchor's, but for a few that the first drafting pass takes along."""
         while True:
             chunks = []
             for growth in active:
                 key, start = growth.sequence.key, self._computed.setdefault(growth.sequence.key, 0)
-                pending = tuple(growth.sequence.tokens[start : min(growth.context, start + _CHUNK)])
-                if pending:
-                    chunks.append(SequenceRows(key, start, pending, None))
+                growth.pending = tuple(growth.sequence.tokens[start : min(growth.context, start + _CHUNK)])
+                if len(growth.pending) > _JOINED:
+                    chunks.append(SequenceRows(key, start, growth.pending, None))
             if not chunks:
                 return
             self._model.forward(TreeBatch.pack(chunks, self._model.device), self._cache)
@@ -207,7 +209,7 @@ class DraftModelDrafter:
     def _forward(self, rows: list[SequenceRows]) -> list[torch.Tensor]:
         batch = TreeBatch.pack(rows, self._model.device)
         logits = self._model.forward(batch, self._cache).logits[:, : self._vocabulary]
-        return list(torch.split(logits, [sequence.rows for sequence in rows]))
+        return list(torch.split(logits, [min(sequence.rows, len(sequence.tree or ())) for sequence in rows]))
 
 
 class _Growth:
@@ -216,6 +218,8 @@ class _Growth:
     def __init__(self, index: int, sequence: DraftSequence, *, nodes: int, depth: int, beam: int) -> None:
         self.index, self.sequence = index, sequence
         self.context = len(sequence.tokens) - 1
+        self.pending: tuple[int, ...] = ()
+        """Committed tokens before the anchor whose rows the first pass computes as well."""
         self.computed = 0
         """Nodes whose rows the draft cache holds."""
         self.frontier = [0]
@@ -231,7 +235,9 @@ class _Growth:
 
     def rows(self) -> SequenceRows:
         """The pass that computes every node not computed yet."""
-        return SequenceRows(self.sequence.key, self.context, (), self._builder.build(), skip=self.computed)
+        done = len(self.pending) + self.computed if self.computed else 0
+        start = self.context - len(self.pending)
+        return SequenceRows(self.sequence.key, start, self.pending, self._builder.build(), skip=done)
 
     def grow(self, context: DraftContext, logits: torch.Tensor, width: int, source: int) -> None:
         """Hang a level of proposals below the frontier.
