@@ -21,7 +21,7 @@ def caption(bench: dict[str, Any]) -> str:
     return (
         f"**{bench['model']['name']}** on {work['prompts']} prompts of `{work['file']}`, "
         f"at most {work['max_tokens']} tokens, "
-        f"{bench['model']['dtype']}, batch 1, {machine['cpu']} ({machine['cores']} cores):"
+        f"{bench['model']['dtype']}, batch 1, {machine['cpu']} ({machine['threads']} threads):"
     )
 
 
@@ -50,13 +50,59 @@ def table(bench: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def methods(bench: dict[str, Any]) -> list[str]:
+    """What ``outrider bench`` wrote."""
+    return [caption(bench), table(bench)]
+
+
+def peers(bench: dict[str, Any]) -> list[str]:
+    """What ``benchmarks/peers/compare.py`` wrote."""
+    machine, prompts = bench["machine"], bench["prompts"]
+    versions = ", ".join(bench["versions"].values())
+    head = (
+        f"**Against other engines**, {bench['target']}, {prompts['count']} prompts of `{prompts['file']}`, greedy, "
+        f"{bench['max_tokens']} tokens, {machine['cpu']}, {bench['threads']} threads, "
+        f"interleaved in one run ({versions}):"
+    )
+    lines = [
+        "| engine | arm | tokens/s | with prompt passes | texts as its own plain ones |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for arm in sorted(bench["arms"], key=lambda arm: -(arm["tokens_per_s"] or 0)):
+        speeds = " | ".join(f"{arm[key]:.1f}" for key in ("tokens_per_s", "end_to_end_tokens_per_s"))
+        lines.append(f"| {arm['engine']} | {arm['arm']} | {speeds} | {arm['same_as_plain']} of {arm['texts']} |")
+    ratios = ", ".join(f"{ratio:.2f}× {name}'s" for name, ratio in bench["ratio_of_best"].items())
+    plain = ", ".join(f"{ratio:.2f}× {name}'s" for name, ratio in bench["ratio_of_plain"].items())
+    return [head, "\n".join(lines), f"Best arm over best arm: {ratios}; plain over plain: {plain}."]
+
+
+def passes(bench: dict[str, Any]) -> list[str]:
+    """What ``outrider bench kernels`` wrote."""
+    model = bench["model"]
+    rows = list(model["ms_by_rows"])
+    head = (
+        f"**What a pass costs**: {model['path']}, {bench['instruction_set']}, {bench['threads']} threads, "
+        f"{bench['machine']['cpu']}, memory read at {bench['read_bandwidth_gbs']:.1f} GB/s; one row reaches "
+        f"{model['share_of_bandwidth']:.0%} of it, prompts run at {model['prefill_tokens_per_s']:.0f} tokens/s:"
+    )
+    lines = ["| rows | " + " | ".join(rows) + " |", "|---|" + "---:|" * len(rows)]
+    for what, key, digits in (("ms", "ms_by_rows", 1), ("over one row", "verify_curve", 2)):
+        lines.append(f"| {what} | " + " | ".join(f"{model[key][n]:.{digits}f}" for n in rows) + " |")
+    return [head, "\n".join(lines)]
+
+
+KINDS = {"results": methods, "ratio_of_best": peers, "kernels": passes}
+"""Which kind a file is, by a key that only its kind has."""
+
+
 def section() -> str:
     """Every bench under ``results/``, in order of name."""
     parts = []
     for file in sorted((ROOT / "results").glob("*.json")):
         bench = json.loads(file.read_text(encoding="utf-8"))
-        if "results" in bench:
-            parts += [caption(bench), table(bench), f"Whole figures: `results/{file.name}`."]
+        for key, tell in KINDS.items():
+            if key in bench:
+                parts += [*tell(bench), f"Whole figures: `results/{file.name}`."]
     return "\n\n".join(parts)
 
 

@@ -27,6 +27,7 @@ class TableModel:
 
     row_invariant = True
     device = torch.device("cpu")
+    row_bytes = 0
 
     context_length = 4096
 

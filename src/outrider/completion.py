@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.metrics import PhaseSeconds, SpeculationStats
+from outrider.metrics import PhaseSeconds, Prediction, SpeculationStats
 from outrider.request import Request, TokenLogprob
 from outrider.stopping import FinishReason
 
@@ -69,6 +69,11 @@ class Completion:
     def finish_reason(self) -> FinishReason:
         """Why the first choice ended."""
         return self.choices[0].finish_reason
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """Cost coefficient and predicted speedup of a prompt completed alone; None where nothing was drafted."""
+        return Prediction.of(self.speculation, self.seconds)
 
     @property
     def speculation(self) -> SpeculationStats:

@@ -15,6 +15,7 @@ from outrider.config import CacheConfig, SchedulerConfig, Speculation
 from outrider.drafters.base import DrafterConfig, Workbench
 from outrider.engine import Engine, Progress
 from outrider.errors import ConfigError, RequestError
+from outrider.kv.memory import automatic_rows, check_fits
 from outrider.kv.pool import KVPool
 from outrider.request import Request
 from outrider.sampling.params import SamplingParams
@@ -124,16 +125,23 @@ class LLM:
     ) -> None:
         plan = Speculation(speculation or "none") if not isinstance(speculation, Speculation) else speculation
         config, verifier = plan.drafter_config(), make_verifier(plan.verifier)
-        needs = config.needs
         check_exact(
             verifier,
             config.method,
-            branching=needs.branching,
-            merged=needs.merged,
-            deterministic=needs.deterministic,
+            branching=config.needs.branching,
+            merged=config.needs.merged,
+            deterministic=config.needs.deterministic,
         )
         pages = cache or CacheConfig()
-        pool = KVPool(pages.rows or min(2 * target.context_length, _MOST_ROWS), pages.page_size)
+        automatic = automatic_rows(target.context_length, _MOST_ROWS, target.row_bytes, target.device)
+        pool = KVPool(pages.rows or automatic, pages.page_size)
+        needs = {"the target": target.row_bytes}
+
+        def load_draft(path: str) -> tuple[TargetModel, Tokenizer | None]:
+            model, its_tokenizer = load(path)
+            needs[str(path)] = model.row_bytes
+            return model, its_tokenizer
+
         vocabulary = min(target.vocabulary, tokenizer.vocab_size) if tokenizer else target.vocabulary
         bench = Workbench(
             target=target,
@@ -142,7 +150,7 @@ class LLM:
             draws=verifier.draws,
             device=target.device,
             vocabulary=vocabulary,
-            load=load,
+            load=load_draft,
         )
         self._inboxes: dict[str, deque[Progress]] = {}
         self.drafter_config, self.verifier, self.tokenizer = config, verifier, tokenizer
@@ -156,6 +164,9 @@ class LLM:
             most_nodes=config.most_nodes,
             vocabulary=vocabulary,
         )
+        check_fits(pool, needs, target.device)
+        self.cache_bytes = {model: pool.rows * size for model, size in needs.items()}
+        """Memory for keys and values, by model: the most it will ever be."""
 
     def generate(
         self,

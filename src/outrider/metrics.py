@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from outrider.verify.base import Verdict
 
@@ -135,3 +136,29 @@ class PhaseSeconds:
             self.rounds - before.rounds,
             self.tokens - before.tokens,
         )
+
+
+def rates_per_round(stats: SpeculationStats) -> list[float]:
+    """Acceptance at each depth given that the depth before was reached, over all rounds, drafted in or not."""
+    reached = [stats.rounds, *stats.accepted]
+    rates = [later / earlier if earlier else 0.0 for earlier, later in pairwise(reached)]
+    return rates + [0.0] * (len(stats.drafted) - len(rates))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What acceptance and costs of some rounds promise, told without a plain run to compare with."""
+
+    cost_coefficient: float
+    """c: seconds of one draft step over seconds of one target pass, both as these rounds had them."""
+    speedup: float
+    """Leviathan's formula with each depth's acceptance; it takes a pass over many rows to cost what one row costs."""
+
+    @classmethod
+    def of(cls, stats: SpeculationStats, seconds: PhaseSeconds) -> Prediction | None:
+        """From what was counted and timed, or None where nothing was drafted."""
+        if not (stats.levels and seconds.rounds and seconds.verify):
+            return None
+        target_pass, rates = seconds.verify / seconds.rounds, rates_per_round(stats)
+        step = seconds.draft / seconds.rounds / len(rates) / target_pass
+        return cls(seconds.draft / stats.levels / target_pass, predicted_speedup(rates, step))

@@ -40,7 +40,16 @@ def test_prompt_lengths_around_the_chunk(length: int) -> None:
     short = PROMPTS[1]
     expected = [make("none").generate(p, GREEDY)[0].token_ids for p in (prompt, short)]
     llm = make(by_id("draft_model"), scheduler=SchedulerConfig(prefill_chunk=64))
-    assert [c.token_ids for c in llm.generate([prompt, short], GREEDY)] == expected
+    passes, forward = [], llm.engine.target.forward
+    llm.engine.target.forward = lambda batch, *rest: (passes.append(batch), forward(batch, *rest))[1]  # type: ignore[method-assign]
+    try:
+        assert [c.token_ids for c in llm.generate([prompt, short], GREEDY)] == expected
+    finally:
+        del llm.engine.target.forward  # the model is shared between tests
+    drafts = {len(rows.tree or ()) > 1: rows.forced for batch in passes for rows in batch.sequences if not rows.forced}
+    assert True in drafts, "nothing was drafted"
+    for batch in passes:
+        assert all(len(rows.tree or ()) <= 1 for rows in batch.sequences if rows.forced), "a prompt's pass held drafts"
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -188,7 +197,7 @@ def test_nan_logits_end_one_request_and_spare_the_others() -> None:
     target = tiny_model(0)
 
     class Poisoned:
-        vocabulary, context_length, row_invariant, device = VOCABULARY, 512, False, target.device
+        vocabulary, context_length, row_invariant, device, row_bytes = VOCABULARY, 512, False, target.device, 0
 
         @torch.inference_mode()
         def forward(self, batch, cache, layers=()):  # type: ignore[no-untyped-def]

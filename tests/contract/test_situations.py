@@ -13,7 +13,7 @@ from oracles import Scripted
 from table_model import TableModel
 from tiny import tiny_model
 
-from contract.cases import by_id
+from contract.cases import BACKENDS, by_id
 from contract.test_lossless import assert_clean
 from outrider import LLM, CacheConfig, Choice, RequestError, SamplingParams, SchedulerConfig, Speculation
 from outrider.drafters.base import DraftSequence, Needs
@@ -31,7 +31,7 @@ GREEDY = SamplingParams(max_tokens=24)
 class Script:
     """A target that answers every prompt with a fixed text, whatever was said before: position decides."""
 
-    row_invariant, device, context_length = True, torch.device("cpu"), 512
+    row_invariant, device, context_length, row_bytes = True, torch.device("cpu"), 512, 0
 
     def __init__(self, prompt: list[int], answer: list[int], vocabulary: int = SIZE, context_length: int = 512) -> None:
         self.vocabulary, self.context_length = vocabulary, context_length
@@ -226,13 +226,40 @@ def test_a_banned_token_never_appears_at_a_drafted_position() -> None:
 # ---------------------------------------------------------------------------------------- greedy and seeds
 
 
-def test_repeated_phrases_stay_greedy() -> None:
-    target = tiny_model(0, SIZE)
+PHRASES = (
+    "ha ",
+    "the ",
+    "is is ",
+    "abc",
+    "a, a, ",
+    "x",
+    "no ",
+    "yes yes ",
+    "1 2 3 ",
+    "ab ",
+    "\n",
+    "()",
+    "tick tock ",
+    "la la la ",
+    "0",
+    "end.end.",
+    "\t-",
+    "foo bar ",
+    "==",
+    "aba",
+)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_repeated_phrases_stay_greedy(backend: str) -> None:
+    target = BACKENDS[backend](0, SIZE)
     llm = LLM.from_model(target, byte_tokenizer(), speculation=Ngram(min_match=2, max_match=5, num_draft_tokens=4))
-    prompts = [byte_tokenizer().encode(phrase * 8) for phrase in ("ha ", "the ", "is is ", "abc", "a, a, ")]
+    prompts = [byte_tokenizer().encode(phrase * 8) for phrase in PHRASES]
     params = SamplingParams(max_tokens=128)
     plain = plainly(target).generate(prompts, params)
-    assert [c.token_ids for c in llm.generate(prompts, params)] == [c.token_ids for c in plain]
+    drafted = llm.generate(prompts, params)
+    assert [c.token_ids for c in drafted] == [c.token_ids for c in plain]
+    assert sum(sum(c.speculation.accepted) for c in drafted) > 200
 
 
 def test_a_seed_gives_the_same_text_alone_and_in_company() -> None:
@@ -531,3 +558,26 @@ def test_a_processor_that_fails_ends_its_own_request_alone() -> None:
     assert fine.token_ids == plainly(target).generate(prompts[0], GREEDY)[0].token_ids
     assert failed.finish_reason is FinishReason.ERROR
     assert "broken" in (failed.choices[0].error or "")
+
+
+# ---------------------------------------------------------------------------------------------------- memory
+
+
+def test_keys_and_values_are_bounded_reported_and_refused_when_they_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from outrider.kv import memory
+
+    target, draft = tiny_model(0, SIZE), tiny_model(1, SIZE)
+    models = {"draft_models": {"good": draft}, "speculation": by_id("draft_model", "good")}
+    llm = LLM.from_model(target, byte_tokenizer(), cache=CacheConfig(rows=64), **models)  # type: ignore[arg-type]
+    assert llm.cache_bytes == {"the target": 64 * target.row_bytes, "good": 64 * draft.row_bytes}
+    llm.generate([[5, 6, 7]] * 8, SamplingParams(max_tokens=6))  # eight at once need no more
+    held = {
+        name: sum(store.keys.nbytes + store.values.nbytes for store in cache.layers.values())
+        for name, cache in llm.engine.pool._caches.items()
+    }
+    assert sorted(held.values()) == sorted(llm.cache_bytes.values())
+
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 100 * target.row_bytes)
+    with pytest.raises(ConfigError, match=r"64 rows take .* for the target, .* for good, but .* is free"):
+        LLM.from_model(target, byte_tokenizer(), cache=CacheConfig(rows=64), **models)  # type: ignore[arg-type]
+    assert plainly(target).engine.pool.rows == 64, "an automatic cache takes what half the free memory holds"

@@ -62,7 +62,7 @@ class Jittery:
     def __init__(self, jitter: float) -> None:
         self._target, self._jitter = tiny_model(0), jitter
         self.vocabulary, self.context_length = self._target.vocabulary, self._target.context_length
-        self.row_invariant, self.device = False, self._target.device
+        self.row_invariant, self.device, self.row_bytes = False, self._target.device, self._target.row_bytes
 
     def forward(self, batch, cache, layers=()):  # type: ignore[no-untyped-def]
         output = self._target.forward(batch, cache, layers)

@@ -19,10 +19,10 @@ LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 
 LAYERS = {
     "errors": set(),
-    "sampling": {"errors", "sampling"},
+    "sampling": {"errors", "kernels", "sampling"},
     "tree": set(),
     "kernels": {"kernels"},
-    "kv": {"kv"},
+    "kv": {"errors", "kv"},
     "verify": {"errors", "sampling", "tree", "verify"},
     "target": {"errors", "kernels", "kv", "target", "tree"},
     "drafters": {"drafters", "errors", "kv", "sampling", "target", "tree", "verify"},

@@ -58,6 +58,7 @@ class _ShiftedSiblings:
         self._target = target
         self.vocabulary, self.context_length = target.vocabulary, target.context_length
         self.row_invariant, self.device = target.row_invariant, target.device
+        self.row_bytes = target.row_bytes
 
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
         """See :class:`outrider.target.base.TargetModel`."""

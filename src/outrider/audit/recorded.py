@@ -92,6 +92,7 @@ class RecordedModel:
     """
 
     row_invariant = True
+    row_bytes = 0
     device = torch.device("cpu")
     context_length = 65536
 

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import torch
 
+from outrider.kernels.native import cpu, missing
+
 _BUFFER_BYTES: Final = 512 * 2**20
 """Far more than any cache holds."""
 _PASSES: Final = 9
@@ -25,6 +27,7 @@ def facts() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "usable_cores": usable_cores(),
         "threads": torch.get_num_threads(),
+        "kernels": "none: " + str(missing) if cpu is None else cpu.kernel_name(),
         "memory_bytes": _memory_bytes(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "system": f"{platform.system()} {platform.machine()}",

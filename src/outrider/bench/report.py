@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
 from outrider.bench.bootstrap import speedup, speedup_interval
 from outrider.bench.equality import Difference, repeats_plain_text
 from outrider.bench.runner import Arm, Sample, Setting
-from outrider.metrics import PhaseSeconds, SpeculationStats, predicted_speedup
+from outrider.metrics import PhaseSeconds, SpeculationStats, predicted_speedup, rates_per_round
 
 SCHEMA_VERSION: Final = 1
 ALL: Final = "all"
@@ -148,13 +147,6 @@ def _costs(total: Totals, base: Totals) -> dict[str, Any]:
         result["predicted_speedup"] = predicted_speedup(rates, step)
         result["predicted_with_verify_cost"] = predicted_speedup(rates, step, total.verify_per_round / plain_pass)
     return result
-
-
-def rates_per_round(stats: SpeculationStats) -> list[float]:
-    """Acceptance at each depth given that the depth before was reached, over all rounds, drafted in or not."""
-    reached = [stats.rounds, *stats.accepted]
-    rates = [later / earlier if earlier else 0.0 for earlier, later in pairwise(reached)]
-    return rates + [0.0] * (len(stats.drafted) - len(rates))
 
 
 def _per_prompt(mine: Sequence[Sample], plain: Sequence[Sample]) -> tuple[list[list[float]], list[list[float]]]:

@@ -67,6 +67,7 @@ def _show(gathered: dict[str, Any], console: Console) -> None:
         ("versions", ", ".join(f"{package} {version}" for package, version in machine["versions"].items())),
         ("python", f"{machine['python']} on {machine['system']}"),
         ("cpu", f"{machine['cpu']}, {machine['usable_cores']} cores, {machine['threads']} threads in use"),
+        ("kernels", machine["kernels"]),
         ("gpu", gpus),
         ("memory", "unknown" if machine["memory_bytes"] is None else f"{machine['memory_bytes'] / 2**30:.1f} GiB"),
         ("backends", ", ".join(gathered["backends"])),

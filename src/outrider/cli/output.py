@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
+from outrider.metrics import Prediction
+
 if TYPE_CHECKING:
     from outrider.completion import Choice, Chunk
     from outrider.metrics import PhaseSeconds, SpeculationStats
@@ -84,6 +86,8 @@ def figures_line(stats: SpeculationStats, seconds: PhaseSeconds) -> str:
         by_position = " ".join(f"{rate:.2f}" for rate in stats.acceptance_by_position[:8])
         parts.append(f"α {stats.acceptance_rate:.2f} (by position {by_position})")
     parts.append(f"τ {stats.mean_accepted_length:.2f}")
+    if (prediction := Prediction.of(stats, seconds)) is not None:
+        parts.append(f"c {prediction.cost_coefficient:.2f}, predicted speedup {prediction.speedup:.2f}×")
     return " · ".join(parts)
 
 
@@ -100,7 +104,7 @@ def result(choice: Choice, prompt_tokens: int, names: dict[str, str], seconds: P
             "completion_tokens": len(choice.token_ids),
             "total_tokens": prompt_tokens + len(choice.token_ids),
         },
-        "speculation": names | speculation_counts(stats),
+        "speculation": names | speculation_counts(stats) | _prediction(stats, seconds),
         "timing": {
             "prefill_s": seconds.prefill,
             "decode_s": seconds.decode,
@@ -109,6 +113,14 @@ def result(choice: Choice, prompt_tokens: int, names: dict[str, str], seconds: P
             "verify_s": seconds.verify,
             "other_s": seconds.other,
         },
+    }
+
+
+def _prediction(stats: SpeculationStats, seconds: PhaseSeconds) -> dict[str, Any]:
+    made = Prediction.of(stats, seconds)
+    return {
+        "cost_coefficient": None if made is None else made.cost_coefficient,
+        "predicted_speedup": None if made is None else made.speedup,
     }
 
 

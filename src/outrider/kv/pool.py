@@ -204,6 +204,11 @@ class KVPool:
         self._pages = max(1, -(-rows // page_size))
         self._caches: dict[str, PagedCache] = {}
 
+    @property
+    def rows(self) -> int:
+        """Rows of each model's cache."""
+        return self._pages * self.page_size
+
     def cache(self, model: str) -> PagedCache:
         """The cache of one model, made on first use; every model's holds equally many rows."""
         if model not in self._caches:

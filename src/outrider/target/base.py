@@ -29,6 +29,8 @@ class TargetModel(Protocol):
     row_invariant: bool
     """Whether a row's logits are the same bits whatever else is in the pass."""
     device: torch.device
+    row_bytes: int
+    """Bytes of keys and values of one position, all layers together."""
 
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
         """Compute every row of a batch, writing its keys and values into the cache.

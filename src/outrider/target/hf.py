@@ -60,6 +60,7 @@ class HFModel:
         self.vocabulary = hf_names.vocabulary(module)
         self.device = next(module.parameters()).device
         self._layers = hf_names.decoder_layers(module)
+        self.row_bytes = hf_names.row_bytes(module)
         if hf_names.is_stock(module) and not hf_names.is_verified(architecture):
             compare_with_eager(self, module, architecture)
 

@@ -103,6 +103,14 @@ def vocabulary(module: torch.nn.Module) -> int:
     return int(_text_config(module).vocab_size)
 
 
+def row_bytes(module: torch.nn.Module) -> int:
+    """Bytes of one position's keys and values, by the configuration; families that keep fewer are overestimated."""
+    config = _text_config(module)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * int(config.num_hidden_layers * heads * width) * next(module.parameters()).element_size()
+
+
 def decoder_layers(module: torch.nn.Module) -> torch.nn.ModuleList:
     """The decoder blocks of a model, in order: the first list with as many entries as the model has layers."""
     count = _text_config(module).num_hidden_layers

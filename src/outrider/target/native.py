@@ -29,6 +29,7 @@ from outrider.target.native_weights import (
     WeightSource,
     pack_all,
 )
+from outrider.target.packed_cache import PackedEntry
 from outrider.tree import TokenTree, TreeBatch
 
 _GROUP: Final = 32
@@ -138,6 +139,7 @@ class NativeModel:
         weights: its numbers.
         context_length: most positions to serve.
         name: for messages.
+        kept: the packed model on disk, if it is to be looked for and kept.
 
     Raises:
         ModelError: the configuration or a weight cannot be served.
@@ -146,7 +148,15 @@ class NativeModel:
     row_invariant = True
     device = torch.device("cpu")
 
-    def __init__(self, config: Any, weights: WeightSource, *, context_length: int, name: str = "the model") -> None:
+    def __init__(
+        self,
+        config: Any,
+        weights: WeightSource,
+        *,
+        context_length: int,
+        name: str = "the model",
+        kept: PackedEntry | None = None,
+    ) -> None:
         if reason := reason_against(config):
             raise ModelError(f"the native backend cannot serve {name}: {reason}")
         self.context_length = context_length
@@ -154,7 +164,7 @@ class NativeModel:
         self._shape = _Shape.of(config, 2 * max(len(frequencies) for frequencies, _ in rotary))
         self.vocabulary = self._shape.vocabulary
         matrices = {key: weights.matrix(name) for key, name in _matrix_names(config).items()}
-        packed, self._arena = pack_all(matrices)
+        packed, self._arena = pack_all(matrices, kept)
         self.packed_bytes = len(self._arena.bytes)
         self.token_bytes = sum(
             m.stored_bytes for key, m in matrices.items() if key != "embedding" or "head" not in matrices
@@ -165,6 +175,7 @@ class NativeModel:
         final_norm = self._norm(config, weights, "model.norm")
         self._decoder = cpu.Decoder(self._kernel_shape(), layers, embedding, final_norm, packed.get("head", embedding))
         self._stored_width = -(-self._shape.head_width // _GROUP) * _GROUP
+        self.row_bytes = 2 * 2 * self._shape.layers * self._shape.key_heads * self._stored_width
 
     @classmethod
     def of(
@@ -186,7 +197,8 @@ class NativeModel:
         else:
             source = GGUFWeights(*files.gguf)
         source = RequantizedWeights(source, quantization)
-        return cls(files.config, source, context_length=context_length, name=files.name)
+        kept = PackedEntry(files.weight_files, quantization.value)
+        return cls(files.config, source, context_length=context_length, name=files.name, kept=kept)
 
     def _kernel_shape(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self._shape).items() if key != "layers"}

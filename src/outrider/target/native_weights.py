@@ -22,6 +22,7 @@ from outrider.kernels.native import cpu
 from outrider.target.dequantize import TENSOR_KINDS, dequantize
 from outrider.target.gguf import GGUFFile, GGUFTensor
 from outrider.target.gguf_config import ModelPlan
+from outrider.target.packed_cache import LEAST_BYTES, PackedEntry
 
 ALIGNMENT: Final = 4096
 _PLAIN_KINDS: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -222,23 +223,40 @@ class Arena:
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self.bytes = np.frombuffer(self._map, dtype=np.uint8)
 
+    @property
+    def view(self) -> memoryview:
+        """All of it."""
+        return memoryview(self._map)
+
     def piece(self, start: int, size: int) -> Bytes:
         """Part of it, uint8."""
         return self.bytes[start : start + size]
 
 
-def pack_all(matrices: Mapping[str, StoredMatrix]) -> tuple[dict[str, Any], Arena]:
+def pack_all(matrices: Mapping[str, StoredMatrix], kept: PackedEntry | None = None) -> tuple[dict[str, Any], Arena]:
     """Pack matrices into one arena, in order: a pass then reads its weights front to back.
+
+    Args:
+        matrices: by name.
+        kept: where their packed form is looked for, and kept if it is worth it.
 
     Returns:
         The kernels' matrices by name, and the memory they lie in.
     """
-    sizes = {name: cpu.packed_bytes(m.kind, m.inputs, m.outputs) for name, m in matrices.items()}
-    arena = Arena(sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values()))
-    packed, start = {}, 0
+    layout, start = [], 0
     for name, stored in matrices.items():
-        piece = arena.piece(start, sizes[name])
-        cpu.pack(stored.kind, stored.inputs, stored.outputs, stored.raw(), stored.order, piece)
-        packed[name] = cpu.Matrix(stored.kind, stored.inputs, stored.outputs, piece)
-        start += -(-sizes[name] // ALIGNMENT) * ALIGNMENT
+        size = cpu.packed_bytes(stored.kind, stored.inputs, stored.outputs)
+        layout.append([name, stored.kind, stored.inputs, stored.outputs, start, size])
+        start += -(-size // ALIGNMENT) * ALIGNMENT
+    arena = Arena(start)
+    if start < LEAST_BYTES or kept is None or not kept.read(layout, arena.view):
+        for name, kind, inputs, outputs, place, size in layout:
+            stored = matrices[name]
+            cpu.pack(kind, inputs, outputs, stored.raw(), stored.order, arena.piece(place, size))
+        if start >= LEAST_BYTES and kept is not None:
+            kept.write(layout, arena.view)
+    packed = {
+        name: cpu.Matrix(kind, inputs, outputs, arena.piece(place, size))
+        for name, kind, inputs, outputs, place, size in layout
+    }
     return packed, arena

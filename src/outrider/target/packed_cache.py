@@ -1,0 +1,150 @@
+"""Packed models on disk, so that the next start reads instead of packing.
+
+An entry is two files: the packed bytes as they lie in memory, and what they were made from.  It is used only if the
+layout's version, the quantization, every matrix's shape and the weight files' contents are the same.  Contents are told
+by a hash; while a file's size, times and inode are those that were noted with the hash, it is not read again.
+
+The bytes are read into huge pages and not mapped: a pass reads all of them, and from small pages that takes longer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+VARIABLE: Final = "OUTRIDER_PACKED"
+LAYOUT_VERSION: Final = 1
+"""To be raised with every change of what the kernels read."""
+LEAST_BYTES: Final = 1 << 26
+"""Smaller models are packed again: that takes no time."""
+MOST_BYTES: Final = 1 << 34
+"""The folder is kept below this; what was not used for longest goes first."""
+_log: Final = logging.getLogger("outrider")
+_CHUNK: Final = 1 << 24
+
+
+def packed_folder() -> Path:
+    """Where packed models are kept: the folder that OUTRIDER_PACKED names, else ~/.cache/outrider/packed."""
+    return Path(os.environ.get(VARIABLE) or Path.home() / ".cache" / "outrider" / "packed")
+
+
+class PackedEntry:
+    """The packed form of one model.
+
+    Args:
+        sources: its weight files.
+        quantization: what was made of the weights.
+    """
+
+    def __init__(self, sources: Sequence[Path], quantization: str) -> None:
+        self._sources, self._quantization = [source.resolve() for source in sources], quantization
+        named = json.dumps([[str(source) for source in self._sources], quantization])
+        stem = f"{self._sources[0].stem[:60]}-{hashlib.blake2b(named.encode(), digest_size=8).hexdigest()}"
+        self._facts, self._bytes = packed_folder() / f"{stem}.json", packed_folder() / f"{stem}.packed"
+
+    def read(self, layout: list[list[Any]], to: memoryview) -> bool:
+        """Fill memory from the entry.
+
+        Args:
+            layout: name, kind, inputs, outputs, place and size of every matrix.
+            to: where the bytes go.
+
+        Returns:
+            Whether there was an entry that fits; if not, the memory's contents are undefined.
+        """
+        try:
+            facts = json.loads(self._facts.read_text(encoding="utf-8"))
+            expected = {"version": LAYOUT_VERSION, "quantization": self._quantization, "layout": layout}
+            if any(facts.get(key) != value for key, value in expected.items()) or not self._same_sources(facts):
+                return False
+            with self._bytes.open("rb") as file:
+                if os.fstat(file.fileno()).st_size != len(to):
+                    return False
+                done = 0
+                while done < len(to):
+                    count = file.readinto(to[done : done + _CHUNK])
+                    if not count:
+                        return False
+                    done += count
+            self._facts.touch()
+        except (OSError, ValueError, KeyError, TypeError):  # a damaged entry is no entry
+            return False
+        return True
+
+    def write(self, layout: list[list[Any]], packed: memoryview) -> None:
+        """Keep packed bytes; where that fails, the next start packs again."""
+        temporary = self._bytes.with_suffix(f".{os.getpid()}.part")
+        try:
+            facts = {
+                "version": LAYOUT_VERSION,
+                "quantization": self._quantization,
+                "layout": layout,
+                "stamps": [_stamp(source) for source in self._sources],
+                "hashes": [_hash(source) for source in self._sources],
+            }
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                file.write(packed)
+            self._facts.unlink(missing_ok=True)  # facts stand only beside the bytes they tell of
+            temporary.replace(self._bytes)
+            _write_whole(self._facts, json.dumps(facts))
+            _prune(packed_folder(), keep=self._facts)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            _log.info("the packed model is not kept: %s", error)
+
+    def _same_sources(self, facts: dict[str, Any]) -> bool:
+        stamps = [_stamp(source) for source in self._sources]
+        if stamps == facts["stamps"]:
+            return True
+        if [_hash(source) for source in self._sources] != facts["hashes"]:
+            return False
+        _write_whole(self._facts, json.dumps(facts | {"stamps": stamps}))
+        return True
+
+
+def _stamp(source: Path) -> list[int]:
+    """What changes when a file is written: size, times, inode."""
+    status = source.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def _hash(source: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with source.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_suffix(f".{os.getpid()}.new")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def _prune(folder: Path, keep: Path) -> None:
+    """Delete the entries not used for longest until the folder is small enough."""
+    entries = sorted(folder.glob("*.json"), key=lambda path: (path == keep, path.stat().st_mtime))
+    sizes = {path: _size(path.with_suffix(".packed")) for path in entries}
+    total = sum(sizes.values())
+    for path in entries[:-1]:
+        if total <= MOST_BYTES:
+            return
+        path.unlink(missing_ok=True)
+        path.with_suffix(".packed").unlink(missing_ok=True)
+        total -= sizes[path]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
