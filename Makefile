@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test thorough lint format clean
+.PHONY: demo test thorough sanitize lint format clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +22,9 @@ test: $(VENV)/.installed
 
 thorough: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m thorough
+
+sanitize: $(VENV)/.installed
+	$(BIN)/python scripts/sanitize.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

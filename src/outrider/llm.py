@@ -125,13 +125,7 @@ class LLM:
     ) -> None:
         plan = Speculation(speculation or "none") if not isinstance(speculation, Speculation) else speculation
         config, verifier = plan.drafter_config(), make_verifier(plan.verifier)
-        check_exact(
-            verifier,
-            config.method,
-            branching=config.needs.branching,
-            merged=config.needs.merged,
-            deterministic=config.needs.deterministic,
-        )
+        check_exact(verifier, config.method, config.needs)
         pages = cache or CacheConfig()
         automatic = automatic_rows(target.context_length, _MOST_ROWS, target.row_bytes, target.device)
         pool = KVPool(pages.rows or automatic, pages.page_size)

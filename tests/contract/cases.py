@@ -64,15 +64,8 @@ def exact_pairs() -> list[tuple[str, str]]:
 
 def is_exact(config: DrafterConfig, rule: str) -> bool:
     """Whether a rule may run with a method."""
-    needs = config.needs
     try:
-        check_exact(
-            make_verifier(rule),
-            config.method,
-            branching=needs.branching,
-            merged=needs.merged,
-            deterministic=needs.deterministic,
-        )
+        check_exact(make_verifier(rule), config.method, config.needs)
     except ConfigError:
         return False
     return True

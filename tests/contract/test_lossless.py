@@ -13,7 +13,6 @@ from contract.cases import BACKENDS, PROMPTS, by_id, exact_pairs, is_exact, make
 from outrider import SamplingParams, Speculation
 from outrider.errors import ConfigError
 from outrider.verify import make_verifier, registered
-from outrider.verify.base import Draws
 
 GREEDY = SamplingParams(max_tokens=24)
 SETTINGS = {
@@ -60,7 +59,7 @@ def answers(setting: str, backend: str = "hf") -> dict[tuple[int, ...], tuple[in
 
 def target_only_rules() -> list[str]:
     """Rules whose text is a function of target, prompt, parameters and seed."""
-    return [name for name in registered() if make_verifier(name).draws in (Draws.PERTURBED, Draws.ARGMAX)]
+    return [name for name in registered() if make_verifier(name).draws.repeats_plain_text]
 
 
 def assert_clean(llm: object) -> None:

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from outrider.drafters.base import Needs
 from outrider.errors import ConfigError
 from outrider.sampling import RequestSampler, SamplingParams
 from outrider.sampling.noise import Purpose, counter_word, uniform
@@ -68,11 +69,11 @@ def test_an_unknown_rule_is_refused_with_the_known_ones() -> None:
 @pytest.mark.parametrize("name", CHAIN_ONLY)
 def test_a_chain_rule_refuses_branches_and_names_the_way_out(name: str) -> None:
     rule = make_verifier(name)
-    check_exact(rule, "ngram", branching=False, merged=False, deterministic=True)
+    check_exact(rule, "ngram", Needs(deterministic=True))
     with pytest.raises(
         ConfigError, match=f"{name!r} is not exact for trees that branch, which 'eagle'.*coupled"
     ) as error:
-        check_exact(rule, "eagle", branching=True, merged=False, deterministic=False)
+        check_exact(rule, "eagle", Needs(branching=True))
     offered = str(error.value).split("use one of: ")[1].split(", ")
     assert not set(offered) & set(CHAIN_ONLY)
 

@@ -33,11 +33,9 @@ from outrider.errors import ConfigError
 from outrider.target.base import TargetModel
 from outrider.tree import SequenceRows, root_only
 from outrider.verify import Verifier, check_exact, make_verifier, registered
-from outrider.verify.base import Draws
 
 FALSE_ALARM: Final = 1e-6
 """Odds that an audit of a lossless engine fails by chance, all its tests together."""
-TARGET_ONLY: Final = frozenset({Draws.PERTURBED, Draws.ARGMAX})
 """Under these a text is a function of target, prompt, parameters and seed; other rules throw dice of their own."""
 TEXT_LENGTH: Final = 3
 """Tokens whose joint frequencies are compared."""
@@ -91,7 +89,7 @@ class TextStages:
         self._exact = effort.exact or parts.target.row_invariant
         self._plain: dict[str, Batch] = {}
         # Texts repeat under rules that add no dice; where the user's own does, the default rule is compared instead.
-        repeats = parts.verifier.draws in TARGET_ONLY
+        repeats = parts.verifier.draws.repeats_plain_text
         self._default = replace(parts, verifier=make_verifier(Speculation().verifier))
         self._seeded = parts if repeats else self._default
 
@@ -168,11 +166,11 @@ class FrequencyStages:
 
     def _tests(self) -> list[tuple[DrafterConfig, Verifier]]:
         rules = [rule() for rule in registered().values()]
-        ratio = [rule for rule in rules if rule.lossless and rule.draws not in TARGET_ONLY]
+        ratio = [rule for rule in rules if rule.lossless and not rule.draws.repeats_plain_text]
         config, chosen = self._parts.config, self._parts.verifier
         tests: list[tuple[DrafterConfig, Verifier]] = []
         if not config.needs.hidden_layers:  # a recording has rows of logits, none of hidden states
-            tests += [(config, chosen)] if chosen.draws in TARGET_ONLY else []
+            tests += [(config, chosen)] if chosen.draws.repeats_plain_text else []
             tests += [(config, rule) for rule in ratio if config.most_nodes > 1 and _is_exact(config, rule)]
         return tests + [(_self_draft(2 if rule.trees else 1), rule) for rule in ratio]
 
@@ -197,7 +195,7 @@ class FrequencyStages:
         return Redraw(self._recording, config, rule, self._temperature, seed, each=each)
 
     def _check(self, name: str, config: DrafterConfig, rule: Verifier, number: int, alarm: float) -> CheckResult:
-        draws = self._effort.draws // (SHARE if rule.draws in TARGET_ONLY else 1)
+        draws = self._effort.draws // (SHARE if rule.draws.repeats_plain_text else 1)
         return check_frequencies(name, self._redraw(config, rule, number), draws, alarm, self._workers)
 
     def _plant(self, fault: Fault, number: int, alarm: float) -> FaultResult:
@@ -211,11 +209,8 @@ class FrequencyStages:
 
 
 def _is_exact(config: DrafterConfig, rule: Verifier) -> bool:
-    needs = config.needs
     try:
-        check_exact(
-            rule, config.method, branching=needs.branching, merged=needs.merged, deterministic=needs.deterministic
-        )
+        check_exact(rule, config.method, config.needs)
     except ConfigError:
         return False
     return True

@@ -18,18 +18,17 @@ from outrider.bench.runner import Sample, Setting
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import RequestSampler
-from outrider.verify.base import Draws, Verifier
+from outrider.verify.base import Verifier
 
 TIE: Final = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 2e-1}
 """Scores closer than this are equal up to rounding, by the precision of the weights."""
 _EDGE: Final = 1e-6
 """Probability mass closer than this to top_p is at the edge of the nucleus."""
-_JUDGED_BY_OWN_TOKEN: Final = frozenset({Draws.PERTURBED, Draws.ARGMAX})
 
 
 def repeats_plain_text(verifier: Verifier, setting: Setting) -> bool:
     """Whether a rule promises plain decoding's very text, and not only its distribution."""
-    return setting.temperature == 0 or verifier.draws in _JUDGED_BY_OWN_TOKEN
+    return setting.temperature == 0 or verifier.draws.repeats_plain_text
 
 
 @dataclass(frozen=True)

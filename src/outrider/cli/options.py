@@ -298,10 +298,7 @@ class MethodFlags:
             raise ConfigError(f"--{foreign[0]} is not an option of {config.method}; it has: {has}")
         values = {known[flag].field: known[flag].value(value) for flag, value in given.items() if flag in known}
         config, rule = changed(config, values), make_verifier(self.verifier)
-        needs = config.needs
-        check_exact(
-            rule, config.method, branching=needs.branching, merged=needs.merged, deterministic=needs.deterministic
-        )
+        check_exact(rule, config.method, config.needs)
         return Plan(config, rule)
 
 

@@ -22,6 +22,11 @@ class Draws(enum.Enum):
     INDEPENDENT = "independent samples"
     WITHOUT_REPLACEMENT = "samples without replacement"
 
+    @property
+    def repeats_plain_text(self) -> bool:
+        """Whether the rule judges a draft by the target's own token, so that its text is plain decoding's very text."""
+        return self in (Draws.PERTURBED, Draws.ARGMAX)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -191,27 +196,51 @@ def make_verifier(name: str) -> Verifier:
     return _REGISTRY[key]()
 
 
-def check_exact(verifier: Verifier, method: str, *, branching: bool, merged: bool, deterministic: bool) -> None:
+class Demands(Protocol):
+    """What a drafting method asks of a rule; see :class:`outrider.drafters.base.Needs`."""
+
+    @property
+    def branching(self) -> bool:
+        """Trees that branch."""
+        ...
+
+    @property
+    def merged(self) -> bool:
+        """Trees merged from several drafters."""
+        ...
+
+    @property
+    def deterministic(self) -> bool:
+        """Drafts that come without a law."""
+        ...
+
+
+def check_exact(verifier: Verifier, method: str, needs: Demands) -> None:
     """Refuse a rule for drafts it is not exact for.
+
+    Args:
+        verifier: the rule.
+        method: the drafting method's name, for the message.
+        needs: what its drafts are.
 
     Raises:
         ConfigError: naming the rule, the method and what the rule lacks.
     """
     lacking = (
-        (branching and not verifier.trees, "trees that branch"),
-        (merged and not verifier.merged, "trees merged from several drafters"),
-        (deterministic and not verifier.deterministic, "deterministic drafts"),
+        (needs.branching and not verifier.trees, "trees that branch"),
+        (needs.merged and not verifier.merged, "trees merged from several drafters"),
+        (needs.deterministic and not verifier.deterministic, "deterministic drafts"),
     )
     for fails, what in lacking:
         if fails:
             raise ConfigError(
                 f"verifier {verifier.name!r} is not exact for {what}, which {method!r} proposes; "
-                f"use one of: {', '.join(_exact_rules(branching, merged, deterministic))}"
+                f"use one of: {', '.join(_exact_rules(needs))}"
             )
 
 
-def _exact_rules(branching: bool, merged: bool, deterministic: bool) -> Iterable[str]:
+def _exact_rules(needs: Demands) -> Iterable[str]:
     for name, rule in registered().items():
-        exact = ((rule.trees, branching), (rule.merged, merged), (rule.deterministic, deterministic))
+        exact = ((rule.trees, needs.branching), (rule.merged, needs.merged), (rule.deterministic, needs.deterministic))
         if all(can or not must for can, must in exact):
             yield name
