@@ -6,12 +6,15 @@ import dataclasses
 from functools import cache
 
 import pytest
+import torch
 
 from outrider import LLM, SamplingParams, Speculation
 from outrider.drafters.base import DrafterConfig, config_class, methods
+from outrider.kv.pool import KVPool
 from outrider.target.backends import LoadOptions, load_model
 from outrider.target.base import TargetModel
 from outrider.target.tokenizer import Tokenizer
+from outrider.tree import SequenceRows, TreeBatch
 from outrider.verify import make_verifier, registered
 from outrider.verify.base import Draws
 
@@ -29,13 +32,16 @@ SETTINGS = {
 }
 
 
+BACKENDS = ("hf", "native")
+
+
 @cache
-def loaded() -> tuple[TargetModel, Tokenizer]:
-    return load_model("SmolLM2-135M", LoadOptions(backend="hf"))
+def loaded(backend: str) -> tuple[TargetModel, Tokenizer]:
+    return load_model("SmolLM2-135M", LoadOptions(backend=backend))
 
 
-def serving(speculation: str | DrafterConfig, verifier: str = "coupled") -> LLM:
-    target, tokenizer = loaded()
+def serving(speculation: str | DrafterConfig, verifier: str = "coupled", backend: str = "hf") -> LLM:
+    target, tokenizer = loaded(backend)
     plan = Speculation(speculation, verifier=verifier)
     return LLM.from_model(target, tokenizer, speculation=plan, draft_models={"itself": target})
 
@@ -47,8 +53,8 @@ def prompts() -> list[list[int]]:
 
 
 @cache
-def plain(setting: str) -> list[tuple[str, tuple[int, ...]]]:
-    llm = serving("none")
+def plain(setting: str, backend: str = "hf") -> list[tuple[str, tuple[int, ...]]]:
+    llm = serving("none", backend=backend)
     return [(c.text, c.token_ids) for prompt in prompts() for c in llm.generate(prompt, SETTINGS[setting])]
 
 
@@ -67,10 +73,11 @@ def configs() -> dict[str, DrafterConfig]:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("method", methods())
-def test_text_is_identical(method: str, setting: str) -> None:
-    llm = serving(configs()[method])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_text_is_identical(backend: str, method: str, setting: str) -> None:
+    llm = serving(configs()[method], backend=backend)
     done = llm.generate(prompts(), SETTINGS[setting])
-    assert [(c.text, c.token_ids) for c in done] == plain(setting)
+    assert [(c.text, c.token_ids) for c in done] == plain(setting, backend)
     llm.engine.pool.check()
 
 
@@ -90,3 +97,19 @@ def test_streamed_text_is_the_text() -> None:
 def test_acceptance_of_a_model_that_drafts_for_itself_is_one() -> None:
     done = serving(configs()["draft_model"]).generate(prompts()[1], SETTINGS["seeded"])[0]
     assert done.speculation.acceptance_rate == 1.0
+
+
+def test_the_native_model_says_what_the_unquantised_one_says() -> None:
+    """Same weights; int8 activations and an fp16 cache may turn close calls, and no more."""
+    texts = [[tokens for _, tokens in plain("greedy", backend)] for backend in BACKENDS]
+    agreed = [sum(a == b for a, b in zip(*pair, strict=False)) for pair in zip(*texts, strict=True)]
+    assert sum(agreed) > 0.5 * sum(map(len, texts[0]))
+    rows = [TreeBatch.pack([SequenceRows("a", 0, tuple(prompt), None, all_logits=True)]) for prompt in prompts()]
+    for batch in rows:
+        laws = []
+        for backend in BACKENDS:
+            cache = KVPool(512, 16).cache("model")
+            assert cache.extend("a", len(batch.tokens))
+            laws.append(torch.log_softmax(loaded(backend)[0].forward(batch, cache).logits.double(), dim=1))
+        divergence = (laws[0].exp() * (laws[0] - laws[1])).sum(dim=1)
+        assert float(divergence.mean()) < 0.02
