@@ -104,11 +104,16 @@ def vocabulary(module: torch.nn.Module) -> int:
 
 
 def row_bytes(module: torch.nn.Module) -> int:
-    """Bytes of one position's keys and values, by the configuration; families that keep fewer are overestimated."""
-    config = _text_config(module)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * int(config.num_hidden_layers * heads * width) * next(module.parameters()).element_size()
+    """Bytes of one position's keys and values: what the projections yield, or an estimate where they are fused."""
+    names = ("k_proj", "v_proj")
+    parts = [getattr(part, name, None) for part in module.modules() for name in names]
+    numbers = sum(part.out_features for part in parts if isinstance(part, torch.nn.Linear))
+    if not numbers:
+        config = _text_config(module)
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        numbers = 2 * int(config.num_hidden_layers * heads * width)
+    return numbers * next(module.parameters()).element_size()
 
 
 def decoder_layers(module: torch.nn.Module) -> torch.nn.ModuleList:
