@@ -100,16 +100,13 @@ def test_acceptance_of_a_model_that_drafts_for_itself_is_one() -> None:
 
 
 def test_the_native_model_says_what_the_unquantised_one_says() -> None:
-    """Same weights; int8 activations and an fp16 cache may turn close calls, and no more."""
-    texts = [[tokens for _, tokens in plain("greedy", backend)] for backend in BACKENDS]
-    agreed = [sum(a == b for a, b in zip(*pair, strict=False)) for pair in zip(*texts, strict=True)]
-    assert sum(agreed) > 0.5 * sum(map(len, texts[0]))
-    rows = [TreeBatch.pack([SequenceRows("a", 0, tuple(prompt), None, all_logits=True)]) for prompt in prompts()]
-    for batch in rows:
-        laws = []
+    """Same weights: int8 activations and an fp16 cache may turn close calls, and no more."""
+    for prompt in prompts():
+        batch, laws = TreeBatch.pack([SequenceRows("a", 0, tuple(prompt), None, all_logits=True)]), []
         for backend in BACKENDS:
             cache = KVPool(512, 16).cache("model")
             assert cache.extend("a", len(batch.tokens))
             laws.append(torch.log_softmax(loaded(backend)[0].forward(batch, cache).logits.double(), dim=1))
         divergence = (laws[0].exp() * (laws[0] - laws[1])).sum(dim=1)
         assert float(divergence.mean()) < 0.02
+        assert float((laws[0].argmax(dim=1) == laws[1].argmax(dim=1)).float().mean()) > 0.85
