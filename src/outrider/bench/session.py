@@ -173,7 +173,7 @@ def _key(sample: Sample) -> tuple[Any, ...]:
 
 def _model_facts(request: Request, models: Models, dtype: torch.dtype) -> dict[str, Any]:
     return _file_facts(request.model.model) | {
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": getattr(models.target, "precision", None) or str(dtype).removeprefix("torch."),
         "device": str(models.target.device),
         "context_length": models.target.context_length,
         "parameter_bytes": machine.parameter_bytes(models.target),

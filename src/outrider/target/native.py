@@ -147,6 +147,8 @@ class NativeModel:
 
     row_invariant = True
     device = torch.device("cpu")
+    precision = "weights as stored, int8 activations"
+    """Told in results instead of a dtype."""
 
     def __init__(
         self,
