@@ -20,6 +20,7 @@ from outrider.bench.report import SCHEMA_VERSION
 from outrider.bench.runner import Setting, grid
 from outrider.cli import main
 from outrider.errors import ConfigError
+from outrider.target.native import NativeModel
 from outrider.tree import TokenTree
 from outrider.verify import registered
 from outrider.verify.base import Rows, Verdict
@@ -159,7 +160,7 @@ class TestBench:
         assert (form["chat_template"], form["turn"], form["prompts_with_code_prefix"]) == (True, "first", 1)
         assert result["ceiling"]["read_bytes_per_s"] > 0
         assert result["ceiling"]["share_reached"] > 0
-        assert result["model"]["dtype"] == "float32"
+        assert result["model"]["dtype"] == NativeModel.precision
         assert result["model"]["file_bytes"] > 0
         for entry in result["results"]:
             self.check_entry(entry)
