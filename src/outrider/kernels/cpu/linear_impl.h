@@ -140,6 +140,14 @@ struct Linear {
     }
   };
 
+  // One scale group's share of a sum: the order of roundings that the top of this file promises.
+  template <bool has_minimum>
+  [[gnu::always_inline]] static Float take(Float sum, Int dot, float row_scale, Float scale, float scaled_sum, Float minimum) {
+    sum = L::fma(L::mul(L::to_float(dot), L::set(row_scale)), scale, sum);
+    if constexpr (has_minimum) sum = L::negative_fma(L::set(scaled_sum), minimum, sum);
+    return sum;
+  }
+
   // Kinds differ here only in how many inputs share a scale, and in whether there is a minimum.
   template <int rows, int scale_group, bool has_minimum>
   static void multiply(const Unpacked& weights, int groups, const std::int32_t* quads, const float* row_scales,
@@ -193,17 +201,14 @@ struct Linear {
         }
 #pragma GCC unroll 12
         for (int m = 0; m < rows; ++m) {
-          const Float row_scale = L::set(row_scales[m]);
 #pragma GCC unroll 2
           for (int half = 0; half < 2; ++half) {
             Int dot = dots[0][m][half];
 #pragma GCC unroll 4
             for (int c = 1; c < chains; ++c) dot = L::add_int(dot, dots[c][m][half]);
             Float sum = in_registers ? held[in_registers ? m : 0][half] : L::load(sums + m * kPanel + 16 * half);
-            sum = L::fma(L::mul(L::to_float(dot), row_scale), L::load(scales + 16 * half), sum);
-            if constexpr (has_minimum) {
-              sum = L::negative_fma(L::set(scaled_sums[m]), L::load(minima + 16 * half), sum);
-            }
+            const Float minimum = has_minimum ? L::load(minima + 16 * half) : L::zero();
+            sum = take<has_minimum>(sum, dot, row_scales[m], L::load(scales + 16 * half), scaled_sums[m], minimum);
             if constexpr (in_registers) {
               held[m][half] = sum;
             } else {
@@ -280,8 +285,7 @@ struct Linear {
             Int dot = dots[0][m][half];
             if constexpr (chains == 2) dot = L::add_int(dot, dots[1][m][half]);
             Float sum = in_registers ? held[in_registers ? m : 0][half] : L::load(sums + m * kPanel + 16 * half);
-            sum = L::fma(L::mul(L::to_float(dot), L::set(row_scales[m])), found.scale, sum);
-            if constexpr (K::has_minimum) sum = L::negative_fma(L::set(scaled_sums[m]), found.minimum, sum);
+            sum = take<K::has_minimum>(sum, dot, row_scales[m], found.scale, scaled_sums[m], found.minimum);
             if constexpr (in_registers) {
               held[m][half] = sum;
             } else {
