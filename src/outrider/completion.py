@@ -24,6 +24,8 @@ class Choice:
     speculation: SpeculationStats
     logprobs: tuple[TokenLogprob, ...] | None = None
     error: str | None = None
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values another request had computed."""
 
     @classmethod
     def of(cls, request: Request) -> Choice:
@@ -39,6 +41,7 @@ class Choice:
             speculation=request.stats,
             logprobs=None if request.params.logprobs is None else tuple(request.logprobs),
             error=request.error,
+            cached_tokens=request.cached_tokens or 0,
         )
 
 
@@ -69,6 +72,11 @@ class Completion:
     def finish_reason(self) -> FinishReason:
         """Why the first choice ended."""
         return self.choices[0].finish_reason
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens the first choice did not have to compute; the others take over what it did."""
+        return self.choices[0].cached_tokens
 
     @property
     def prediction(self) -> Prediction | None:

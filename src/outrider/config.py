@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.drafters.base import DrafterConfig, automatic_config, changed, check_options, make_config, option
+from outrider.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -16,10 +17,17 @@ class CacheConfig:
     method = "cache"
     rows: int = option(0, "Token rows each model's cache can hold; 0 makes room for two whole contexts, 65536 at most.")
     page_size: int = option(16, "Rows per page.", low=1, high=4096)
+    prefix_cache: bool | None = option(
+        None,
+        "Take over the rows of earlier requests whose text begins alike; by default where that changes no bit: on the "
+        "native backend.",
+    )
 
     def __post_init__(self) -> None:
         """Refuse values out of bounds."""
         check_options(self)
+        if not (self.prefix_cache is None or isinstance(self.prefix_cache, bool)):
+            raise ConfigError(f"cache: prefix_cache must be True, False or None, not {self.prefix_cache!r}")
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,10 @@ class Engine:
         self.verifier, self.vocabulary = verifier, vocabulary
         self.seconds = PhaseSeconds()
         self._drafter = GuardedDrafter(drafter, vocabulary)
-        self._cache = pool.cache(TARGET)
-        self._scheduler = Scheduler(self._cache, config, most_nodes)
+        self._cache = pool.cache(TARGET, row_invariant=target.row_invariant)
+        # A drafter that reads hidden rows has none of rows that were taken over.
+        reuse = not self._drafter.hidden_layers
+        self._scheduler = Scheduler(self._cache, config, most_nodes, reuse=reuse)
         self._cancelled: list[Request] = []
         self._submitted = 0
 
@@ -160,6 +162,10 @@ class Engine:
         """End a request before its next round; safe at any point, and for one that has ended."""
         if request.finish_reason is None:
             self._cancelled.append(request)
+
+    def clear_prefix_cache(self) -> None:
+        """Forget every model's keys and values that are kept for requests to come; safe between any two rounds."""
+        self.pool.forget_prefixes()
 
     @property
     def idle(self) -> bool:

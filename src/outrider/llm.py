@@ -128,7 +128,7 @@ class LLM:
         check_exact(verifier, config.method, config.needs)
         pages = cache or CacheConfig()
         automatic = automatic_rows(target.context_length, _MOST_ROWS, target.row_bytes, target.device)
-        pool = KVPool(pages.rows or automatic, pages.page_size)
+        pool = KVPool(pages.rows or automatic, pages.page_size, pages.prefix_cache)
         needs = {"the target": target.row_bytes}
 
         def load_draft(path: str) -> tuple[TargetModel, Tokenizer | None]:
@@ -242,6 +242,10 @@ class LLM:
             ModelError: the model has no chat template.
         """
         return self.generate(self.encode_chat(messages), params)[0]
+
+    def clear_prefix_cache(self) -> None:
+        """Forget what earlier requests left for later ones whose text begins alike; nothing but speed changes."""
+        self.engine.clear_prefix_cache()
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; ids pass through.

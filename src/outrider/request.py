@@ -49,6 +49,12 @@ class Request:
     stopper: Stopper
     computed: int = 0
     """Rows of the target's cache that are right."""
+    cached_tokens: int | None = None
+    """Prompt tokens whose rows another request had computed; None until it was first let in."""
+    awaited: tuple[Request, int] | None = None
+    """A running request, and how many of its rows this one waits to take over."""
+    refused_at: int = -1
+    """Free rows of the cache when it last had no room for this request."""
     round_number: int = 0
     """Rounds begun; names the dice of ratio rules, so it never goes back."""
     status: Status = Status.WAITING
@@ -71,6 +77,17 @@ class Request:
     def pending(self) -> int:
         """Committed tokens whose rows are missing; 1 once decoding: the anchor."""
         return self.wanted - self.computed
+
+    @property
+    def reusable(self) -> int:
+        """Most rows that may be taken over instead of computed.
+
+        The last two are computed always, so that the first token comes from a prompt's pass as it does without; and so
+        is every row that a log-probability of the prompt still waits for.
+        """
+        if self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_length:
+            return len(self.prompt_logprobs) - 1
+        return max(0, self.wanted - 2)
 
     @property
     def output_ids(self) -> list[int]:

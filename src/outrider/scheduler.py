@@ -2,6 +2,9 @@
 
 There is no prefill phase and no decode phase: every request has rows computed and rows wanted, and each pass lets the
 first catch up with the second.  A request one row short is decoding, and may put drafts behind that row.
+
+A request starts with the rows that others have computed of its text.  While a running one is about to compute more of
+them, it waits: so the samples of one prompt compute it once.
 """
 
 from __future__ import annotations
@@ -40,10 +43,12 @@ class Scheduler:
         cache: the target's pages.
         config: row limits.
         most_nodes: most nodes a drafter's tree may have, anchor included.
+        reuse: whether rows may be taken over; False computes every row of every prompt, whoever has done so before.
     """
 
-    def __init__(self, cache: PagedCache, config: SchedulerConfig, most_nodes: int) -> None:
+    def __init__(self, cache: PagedCache, config: SchedulerConfig, most_nodes: int, *, reuse: bool = True) -> None:
         self._cache, self._config, self._most_nodes = cache, config, most_nodes
+        self._reuse = reuse and cache.shares
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._fair_nodes = most_nodes
@@ -75,19 +80,63 @@ class Scheduler:
                 work.append(share)
                 self._cache.extend(request.id, request.computed + share.forced + share.nodes)
                 rows -= share.forced + share.nodes
-        while rows and self.waiting and len(self.running) < self._config.max_running and not preempted:
-            share = self._share(self.waiting[0], rows)
-            if self._cache.shortage(share.request.id, share.request.wanted):
+        place = 0
+        while rows and place < len(self.waiting) and len(self.running) < self._config.max_running and not preempted:
+            request = self.waiting[place]
+            if self._cache.free_rows <= request.refused_at:
                 break
-            self._cache.extend(share.request.id, share.forced + share.nodes)
-            self.waiting.popleft()
-            share.request.status = Status.RUNNING
-            self.running.append(share.request)
+            if self._awaits_rows(request):
+                place += 1
+                continue
+            if not self._let_in(request):
+                break
+            del self.waiting[place]
+            share = self._share(request, rows)
+            self._cache.extend(request.id, request.computed + share.forced + share.nodes)
             work.append(share)
             rows -= share.forced + share.nodes
         for item in work:
             item.request.round_number += item.reaches_anchor
         return work, preempted
+
+    def _let_in(self, request: Request) -> bool:
+        """Start a request with the rows others have computed; False while there is no room for the rest of them."""
+        free = self._cache.free_rows
+        found = self._cache.reuse(request.id, request.inputs, self._reusable(request))
+        if self._cache.shortage(request.id, request.wanted):
+            self._cache.release(request.id)
+            request.refused_at = free
+            return False
+        request.computed, request.status, request.refused_at = found, Status.RUNNING, -1
+        if request.cached_tokens is None:
+            request.cached_tokens = found
+        self.running.append(request)
+        return True
+
+    def _awaits_rows(self, request: Request) -> bool:
+        """Whether a running request is about to compute rows that this one can take over then."""
+        if request.awaited is None:
+            request.awaited = self._leader(request)
+        if request.awaited is not None:
+            leader, rows = request.awaited
+            if leader.status is Status.RUNNING and leader.computed < rows:
+                return True
+            request.awaited = None
+        return False
+
+    def _leader(self, request: Request) -> tuple[Request, int] | None:
+        """The running prompt that has most of a request's text before it, and how many rows that is."""
+        most, page_size = self._reusable(request), self._cache.page_size
+        found = [
+            (leader, common_rows(leader.inputs, request.inputs, most, page_size))
+            for leader in self.running
+            if leader.pending > 1
+        ]
+        best = max(found, key=lambda pair: pair[1], default=None)
+        return best if best and best[1] > self._cache.known_rows(request.inputs, most) else None
+
+    def _reusable(self, request: Request) -> int:
+        return request.reusable if self._reuse else 0
 
     def _drafting_share(self) -> int:
         """Nodes each decoding request may use, so that drafts never take the row that lets another one go on.
@@ -134,6 +183,7 @@ class Scheduler:
     def advance(self, request: Request, rows: int) -> None:
         """Prompt rows were computed and no token came of it."""
         request.computed += rows
+        self._cache.share(request.id, request.inputs, request.computed)
 
     def commit(self, item: Work, verdict: Verdict, taken: Taken) -> None:
         """Take what a round emitted into its request."""
@@ -142,6 +192,7 @@ class Scheduler:
         if item.forced == 0:
             request.stats.add(verdict)
         request.inputs += verdict.tokens
+        self._cache.share(request.id, request.inputs, request.computed)
         request.sampler.commit(verdict.tokens)
         if taken.text:
             request.text.append(taken.text)
@@ -155,4 +206,13 @@ class Scheduler:
             return
         (self.running if request.status is Status.RUNNING else self.waiting).remove(request)
         request.status, request.finish_reason, request.error = Status.FINISHED, reason, error
-        self._cache.release(request.id)
+        # Rows of a request whose logits were no numbers may hold none either, and are not handed on.
+        self._cache.release(request.id, keep=reason is not FinishReason.ERROR)
+
+
+def common_rows(one: Sequence[int], other: Sequence[int], most: int, page_size: int) -> int:
+    """Rows of the whole pages with which two texts begin alike, ``most`` at most."""
+    rows, most = 0, min(most, len(one))
+    while rows + page_size <= most and one[rows : rows + page_size] == other[rows : rows + page_size]:
+        rows += page_size
+    return rows

@@ -41,9 +41,7 @@ class _ForgetfulCache(PagedCache):
 
 
 class _ForgetfulPool(KVPool):
-    def cache(self, model: str) -> PagedCache:
-        """See :class:`outrider.kv.pool.KVPool`."""
-        return self._caches.setdefault(model, _ForgetfulCache(self._pages, self.page_size))
+    cache_type = _ForgetfulCache
 
 
 def stale_rows(parts: Parts) -> Parts:

@@ -96,7 +96,7 @@ def load_drafter(bench: Workbench, path: str, index: int = 0) -> tuple[TargetMod
             f"{path} cannot draft for this target: it knows {model.vocabulary} token ids, "
             f"the target uses {bench.vocabulary}"
         )
-    return model, bench.pool.cache(f"draft-{index}:{path}")
+    return model, bench.pool.cache(f"draft-{index}:{path}", row_invariant=model.row_invariant)
 
 
 class DraftModelDrafter:
@@ -106,6 +106,8 @@ class DraftModelDrafter:
 
         0 ────────────── computed │ pending ── anchor │ nodes of the growing tree
           committed, right        │ caught up first   │ one pass per level, older nodes skipped
+
+    The first of them may be pages that it computed for another request whose text begins alike.
     """
 
     def __init__(
@@ -140,7 +142,7 @@ class DraftModelDrafter:
             accepted = verdict.tokens[: len(verdict.path)]
             kept = [0, *growth.rows_of(accepted)]
             self._cache.commit(sequence.key, growth.context, kept)
-            self._computed[sequence.key] = growth.context + len(kept)
+            self._advance(sequence, growth.context + len(kept))
 
     def pause(self, key: str) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
@@ -187,6 +189,8 @@ class DraftModelDrafter:
         if len(sequence.tokens) + depth > self._model.context_length:
             self.close(sequence.key)
             return None
+        if sequence.key not in self._computed:
+            self._computed[sequence.key] = self._cache.reuse(sequence.key, sequence.tokens, len(sequence.tokens) - 1)
         if not self._cache.extend(sequence.key, len(sequence.tokens) + self._config.topk**2 * depth):
             return None
         return _Growth(index, sequence, nodes=nodes, depth=depth, beam=self._config.topk)
@@ -195,8 +199,9 @@ class DraftModelDrafter:
         """Compute the committed rows before the anchor's, but for a few that the first drafting pass takes along."""
         while True:
             chunks = []
+            sequences = {growth.sequence.key: growth.sequence for growth in active}
             for growth in active:
-                key, start = growth.sequence.key, self._computed.setdefault(growth.sequence.key, 0)
+                key, start = growth.sequence.key, self._computed[growth.sequence.key]
                 growth.pending = tuple(growth.sequence.tokens[start : min(growth.context, start + _CHUNK)])
                 if len(growth.pending) > _JOINED:
                     chunks.append(SequenceRows(key, start, growth.pending, None))
@@ -204,7 +209,12 @@ class DraftModelDrafter:
                 return
             self._model.forward(TreeBatch.pack(chunks, self._model.device), self._cache)
             for chunk in chunks:
-                self._computed[chunk.key] = chunk.context + chunk.rows
+                self._advance(sequences[chunk.key], chunk.context + chunk.rows)
+
+    def _advance(self, sequence: DraftSequence, computed: int) -> None:
+        """Rows of committed tokens are right now, up to this one."""
+        self._computed[sequence.key] = computed
+        self._cache.share(sequence.key, sequence.tokens, computed)
 
     def _forward(self, rows: list[SequenceRows]) -> list[torch.Tensor]:
         batch = TreeBatch.pack(rows, self._model.device)

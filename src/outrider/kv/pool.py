@@ -2,32 +2,50 @@
 
 One cache per model, one page table per (request, model).  Rows of a sequence, left to right:
 
-    0 ───────────── committed rows ───────────── computed ── rows of this pass ── end of the last page
-    │  read by every row, written once            │ forced rows, then tree nodes, provisional until commit
+    0 ─── shared pages ───┬───── committed rows ───── computed ── rows of this pass ── end of the last page
+    │ full, never written │  read by every row, written once  │ forced rows, then tree nodes, provisional until commit
 
 A commit moves the accepted nodes' rows together behind ``computed``; nothing else is ever copied, and rejected rows
-are simply overwritten.
+are simply overwritten.  A page that has filled with committed rows is shared: other sequences whose text begins alike
+own it too, and when nobody does it stays, least recently used first to go, until its room is needed.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
 import torch
 
+from outrider.kv.prefix import PrefixIndex, PrefixNode
+
 _UNSET: Final = -1
 
 
 class PageTable:
-    """The pages of one sequence in one model's cache."""
+    """The pages of one sequence in one model's cache.
 
-    def __init__(self, page_size: int) -> None:
+    Args:
+        page_size: rows per page.
+        node: where the sequence's text begins in the prefix index; None shares nothing.
+    """
+
+    def __init__(self, page_size: int, node: PrefixNode | None = None) -> None:
         self._page_size = page_size
         self.pages: list[int] = []
+        self.shared = 0
+        """How many pages, from the first, others may own as well: they are never written again."""
+        self.node = node
+        """The last shared page in the prefix index; None where nothing is shared any more."""
         self._slots = torch.empty(0, dtype=torch.int64)
         self._offsets = torch.arange(page_size, dtype=torch.int64)
-        self.contiguous = True
+        self._gaps = 0
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the pages lie side by side, in order."""
+        return self._gaps == 0
 
     @property
     def rows(self) -> int:
@@ -36,14 +54,26 @@ class PageTable:
 
     def add(self, page: int) -> None:
         """Append a page."""
-        self.contiguous = self.contiguous and (not self.pages or page == self.pages[-1] + 1)
         first = self.rows
         self.pages.append(page)
+        self._gaps += self._gap(len(self.pages) - 1)
         if len(self._slots) < self.rows:
             grown = torch.empty(max(2 * len(self._slots), self.rows), dtype=torch.int64)
             grown[:first] = self._slots[:first]
             self._slots = grown
         self._slots[first : self.rows] = self._offsets + page * self._page_size
+
+    def replace(self, place: int, page: int) -> None:
+        """Put another page that holds the same rows in one's place."""
+        self._gaps -= self._gap(place) + self._gap(place + 1)
+        self.pages[place] = page
+        self._gaps += self._gap(place) + self._gap(place + 1)
+        first = place * self._page_size
+        self._slots[first : first + self._page_size] = self._offsets + page * self._page_size
+
+    def _gap(self, place: int) -> bool:
+        """Whether a page is not the neighbour of the one before it."""
+        return 0 < place < len(self.pages) and self.pages[place] != self.pages[place - 1] + 1
 
     def slots(self, start: int, stop: int) -> torch.Tensor:
         """Cache slots of rows start … stop − 1, int64 on the CPU; a view.
@@ -85,12 +115,17 @@ class PagedCache:
     Args:
         pages: how many pages there are.
         page_size: rows per page.
+        shares: whether a sequence may take over pages that another one has computed.
     """
 
-    def __init__(self, pages: int, page_size: int) -> None:
-        self.page_size, self._total = page_size, pages
+    index_type: type[PrefixIndex] = PrefixIndex
+
+    def __init__(self, pages: int, page_size: int, *, shares: bool = False) -> None:
+        self.page_size, self.shares, self._total = page_size, shares, pages
         self._free = set(range(pages))
+        self._owners = [0] * pages
         self._tables: dict[str, PageTable] = {}
+        self._index = self.index_type(page_size)
         self.layers: dict[int, LayerStore] = {}
 
     @property
@@ -100,8 +135,12 @@ class PagedCache:
 
     @property
     def free_rows(self) -> int:
-        """Rows on pages nobody owns."""
-        return len(self._free) * self.page_size
+        """Rows on pages nobody owns, those kept for their text included."""
+        return self._spare * self.page_size
+
+    @property
+    def _spare(self) -> int:
+        return len(self._free) + self._index.unowned
 
     def holds(self, key: str) -> bool:
         """Whether a sequence owns pages."""
@@ -115,24 +154,72 @@ class PagedCache:
         """Pages that are missing to let a sequence hold this many rows; 0 when it can."""
         table = self._tables.get(key)
         owned = len(table.pages) if table else 0
-        return max(0, -(-rows // self.page_size) - owned - len(self._free))
+        return max(0, -(-rows // self.page_size) - owned - self._spare)
 
     def extend(self, key: str, rows: int) -> bool:
-        """Make room for a sequence's rows 0 … rows − 1.
+        """Make room for a sequence's rows 0 … rows − 1, at the cost of pages kept for their text where need be.
 
         Returns:
             False, with nothing changed, when there are not enough free pages.
         """
         if self.shortage(key, rows):
             return False
-        table = self._tables.setdefault(key, PageTable(self.page_size))
+        table = self._tables.get(key) or self._begin(key)
+        self._evict(-(-rows // self.page_size) - len(table.pages) - len(self._free))
         while table.rows < rows:
             wish = table.pages[-1] + 1 if table.pages else _UNSET
             # The next page in memory keeps a sequence contiguous, and a contiguous sequence is read in place.
             page = wish if wish in self._free else self._start(-(-(rows - table.rows) // self.page_size))
             self._free.remove(page)
+            self._owners[page] = 1
             table.add(page)
         return True
+
+    def known_rows(self, tokens: Sequence[int], most: int) -> int:
+        """Rows that :meth:`reuse` would take over."""
+        return len(self._index.match(tokens, most)) * self.page_size
+
+    def reuse(self, key: str, tokens: Sequence[int], most: int) -> int:
+        """Begin a sequence with the pages that others shared and that hold its first rows.
+
+        Args:
+            key: a sequence without pages.
+            tokens: its token ids.
+            most: rows that may be taken over; whole pages of them are.
+
+        Returns:
+            How many rows were: they are right, and must not be written.
+        """
+        found = self._index.match(tokens, most)
+        if found:
+            table = self._begin(key)
+            for node in found:
+                assert node.page is not None
+                self._own(node.page)
+                table.add(node.page)
+            table.node, table.shared = found[-1], len(found)
+        return len(found) * self.page_size
+
+    def share(self, key: str, tokens: Sequence[int], rows: int) -> None:
+        """Let others reuse a sequence's pages that are full; costs nothing while no page has filled.
+
+        Args:
+            key: the sequence.
+            tokens: its token ids.
+            rows: how many of its rows, from the first, are committed.
+        """
+        table = self._tables[key]
+        while table.node is not None and (table.shared + 1) * self.page_size <= rows:
+            text, page = self._index.page_text(tokens, table.shared), table.pages[table.shared]
+            known = table.node.children.get(text)
+            if known is None:
+                known = self._index.add(table.node, text, page)
+            else:  # another sequence has computed the same rows: one copy is enough
+                assert known.page is not None
+                self._own(known.page)
+                table.replace(table.shared, known.page)
+                self._disown(page)
+            table.node, table.shared = known, table.shared + 1
 
     def commit(self, key: str, start: int, kept: Sequence[int]) -> None:
         """Keep some of a pass's rows and forget the rest.
@@ -154,24 +241,80 @@ class PagedCache:
             for store in (layer.keys, layer.values):
                 store[:, target.to(store.device)] = store[:, source.to(store.device)]
 
-    def release(self, key: str) -> None:
-        """Give back every page of a sequence; unknown keys are ignored."""
+    def release(self, key: str, *, keep: bool = True) -> None:
+        """Give back every page of a sequence; unknown keys are ignored.
+
+        Args:
+            key: the sequence.
+            keep: leave its shared pages to others; False forgets those that are nobody else's.
+        """
         table = self._tables.pop(key, None)
-        if table:
-            self._free.update(table.pages)
+        if table is None:
+            return
+        if not keep:
+            self._forget(table)
+        for page in reversed(table.pages):  # the deepest first, as the index asks
+            self._disown(page)
+
+    def forget_prefixes(self) -> None:
+        """Forget what is kept for its text; sequences keep their pages, and what they have computed is not reused."""
+        for node in list(self._index.root.children.values()):
+            self._free.update(self._index.forget(node))
+        for table in self._tables.values():
+            table.node = None
 
     def check(self) -> None:
-        """Assert that every page is owned exactly once or free.
+        """Assert that every page is owned as often as it is counted, kept for its text or free.
 
         Raises:
             AssertionError: naming the page.
         """
-        owned = [page for table in self._tables.values() for page in table.pages]
-        everything = sorted([*owned, *self._free])
-        if everything != list(range(self._total)):
-            twice = {page for page in everything if everything.count(page) > 1}
-            lost = set(range(self._total)) - set(everything)
+        owned = Counter(page for table in self._tables.values() for page in table.pages)
+        kept = [page for page in range(self._total) if page in self._index and not self._owners[page]]
+        everything = [*owned, *self._free, *kept]
+        twice = {page for page, count in Counter(everything).items() if count > 1}
+        twice |= {page for page, count in owned.items() if count > self._owners[page]}
+        twice |= {page for page, count in owned.items() if count > 1} - self._shared_pages()
+        lost = {page for page, count in enumerate(self._owners) if page not in everything or owned[page] < count}
+        if twice or lost:
             raise AssertionError(f"pages owned twice: {sorted(twice)}; pages lost: {sorted(lost)}")
+        self._index.check(list(owned))
+        for key, table in self._tables.items():
+            if table.node is not None and self._index.path(table.node) != table.pages[: table.shared]:
+                raise AssertionError(f"the shared pages of {key} are not those of its text")
+
+    def _shared_pages(self) -> set[int]:
+        """Pages that none of their owners writes."""
+        written = {page for table in self._tables.values() for page in table.pages[table.shared :]}
+        return {page for table in self._tables.values() for page in table.pages[: table.shared]} - written
+
+    def _begin(self, key: str) -> PageTable:
+        table = self._tables[key] = PageTable(self.page_size, self._index.root if self.shares else None)
+        return table
+
+    def _own(self, page: int) -> None:
+        self._owners[page] += 1
+        self._index.own(page)
+
+    def _disown(self, page: int) -> None:
+        self._owners[page] -= 1
+        if self._owners[page]:
+            return
+        if page in self._index:
+            self._index.disown(page)
+        else:
+            self._free.add(page)
+
+    def _evict(self, count: int) -> None:
+        self._free.update(self._index.evict() for _ in range(count))
+
+    def _forget(self, table: PageTable) -> None:
+        """Take the pages that only this sequence owns out of the index, with all that hangs below them."""
+        node, last = table.node, None
+        while node is not None and node.page is not None and self._owners[node.page] == 1:
+            node, last = node.parent, node
+        if last is not None:
+            self._free.update(self._index.forget(last))
 
     def _start(self, count: int) -> int:
         """First page for a run of ``count``: in the longest free run, leaving its neighbours room to grow.
@@ -179,6 +322,8 @@ class PagedCache:
         owner A ▏· · · · · · · free · · · · · · · ▏ owner B
                 └─ A grows here ─┘ new run ─ grows ┘
         """
+        if len(self._free) <= count:
+            return min(self._free)  # all of them are taken, so there is nothing to choose
         first = length = run = 0
         for page in range(self._total + 1):
             if page in self._free:
@@ -197,11 +342,15 @@ class KVPool:
     Args:
         rows: rows each model's cache can hold, rounded up to whole pages.
         page_size: rows per page.
+        prefix_cache: whether sequences take over each other's pages; None lets them where that changes no bit.
     """
 
-    def __init__(self, rows: int, page_size: int) -> None:
+    cache_type: type[PagedCache] = PagedCache
+
+    def __init__(self, rows: int, page_size: int, prefix_cache: bool | None = False) -> None:
         self.page_size = page_size
         self._pages = max(1, -(-rows // page_size))
+        self._prefix_cache = prefix_cache
         self._caches: dict[str, PagedCache] = {}
 
     @property
@@ -209,11 +358,22 @@ class KVPool:
         """Rows of each model's cache."""
         return self._pages * self.page_size
 
-    def cache(self, model: str) -> PagedCache:
-        """The cache of one model, made on first use; every model's holds equally many rows."""
+    def cache(self, model: str, *, row_invariant: bool = False) -> PagedCache:
+        """The cache of one model, made on first use; every model's holds equally many rows.
+
+        Args:
+            model: its name in the pool.
+            row_invariant: whether computing a row again gives the same bits, whatever else is in the pass.
+        """
         if model not in self._caches:
-            self._caches[model] = PagedCache(self._pages, self.page_size)
+            shares = row_invariant if self._prefix_cache is None else self._prefix_cache
+            self._caches[model] = self.cache_type(self._pages, self.page_size, shares=shares)
         return self._caches[model]
+
+    def forget_prefixes(self) -> None:
+        """See :meth:`PagedCache.forget_prefixes`."""
+        for cache in self._caches.values():
+            cache.forget_prefixes()
 
     def check(self) -> None:
         """Assert the integrity of every cache."""
