@@ -59,6 +59,7 @@ def test_json_has_what_it_promises(capsys: pytest.CaptureFixture[str], folder: P
     result = completed(capsys, "a b a b a b", "--model", folder, "--max-tokens", 12, "--speculative-algorithm", "NGRAM")
     assert len(result["token_ids"]) == result["usage"]["completion_tokens"] <= 12
     assert result["usage"]["total_tokens"] == result["usage"]["prompt_tokens"] + len(result["token_ids"])
+    assert result["usage"]["cached_tokens"] == 0, "the first prompt of a process has nothing to take over"
     assert result["finish_reason"] in ("length", "stop")
     speculation = result["speculation"]
     assert (speculation["algorithm"], speculation["verifier"]) == ("ngram", "coupled")
@@ -269,6 +270,21 @@ class TestChat:
         assert out == (expected + "\n") * 2
         assert "there is no command /what" in err
         assert err.count("tokens/s") == 2
+
+    @pytest.mark.parametrize("flags", [["--prefix-cache"], ["--no-prefix-cache"], []])
+    def test_the_next_turn_takes_over_the_conversation(
+        self, capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+    ) -> None:
+        from outrider.completion import Choice
+
+        choices, of = [], Choice.of
+        monkeypatch.setattr(Choice, "of", lambda request: (choices.append(of(request)), choices[-1])[1])
+        self.lines(monkeypatch, "ab " * 30, "and on", "/exit")
+        code, _, err = run(capsys, "chat", "--model", folder, "--max-tokens", 8, "--backend", "hf", *flags)
+        assert code == 0, err
+        first, second = (choice.cached_tokens for choice in choices)
+        assert first == 0
+        assert (second >= 80) == (flags == ["--prefix-cache"]), "on hf it is off unless asked for"
 
     def test_interrupt_stops_the_answer_only(
         self, capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch

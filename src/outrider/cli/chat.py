@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from outrider.cli import output
-from outrider.cli.options import SAMPLING, SPECULATION, ModelFlags, SamplingFlags, SpeculationFlags
+from outrider.cli.options import CACHE, SAMPLING, SPECULATION, CacheFlags, ModelFlags, SamplingFlags, SpeculationFlags
 from outrider.errors import NumericsError, RequestError
 from outrider.sampling.params import SamplingParams
 
@@ -24,6 +24,7 @@ def chat(
     model: ModelFlags,
     sampling: SamplingFlags = SAMPLING,
     speculation: SpeculationFlags = SPECULATION,
+    cache: CacheFlags = CACHE,
     system: Annotated[str | None, Parameter(help="System message of the conversation.")] = None,
 ) -> int:
     """Talk to a model; accepted drafts are shown in another shade.
@@ -34,10 +35,11 @@ def chat(
         model: which model, and how it is run.
         sampling: how tokens are chosen.
         speculation: how to speculate.
+        cache: what is kept between requests.
         system: system message of the conversation.
     """
     params, plan = sampling.params(), speculation.chosen()
-    llm = model.load(plan)
+    llm = model.load(plan, cache)
     opening = [{"role": "system", "content": system}] if system else []
     llm.encode_chat([*opening, {"role": "user", "content": "?"}])  # a model without a template is refused at once
     conversation = Conversation(llm, params, opening, output.screen())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from outrider.cli import output
-from outrider.cli.options import SAMPLING, SPECULATION, ModelFlags, SamplingFlags, SpeculationFlags
+from outrider.cli.options import CACHE, SAMPLING, SPECULATION, CacheFlags, ModelFlags, SamplingFlags, SpeculationFlags
 from outrider.errors import ConfigError, NumericsError, RequestError
 from outrider.sampling.params import SamplingParams
 
@@ -25,6 +25,7 @@ def generate(
     model: ModelFlags,
     sampling: SamplingFlags = SAMPLING,
     speculation: SpeculationFlags = SPECULATION,
+    cache: CacheFlags = CACHE,
     prompt_file: Path | None = None,
     chat: Annotated[bool | None, Parameter(negative="--raw")] = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
@@ -36,13 +37,14 @@ def generate(
         model: which model, and how it is run.
         sampling: how tokens are chosen.
         speculation: how to speculate.
+        cache: what is kept between requests.
         prompt_file: read the prompt from this file.
         chat: put the prompt through the model's chat template, as is done by default where it has one; --raw does not.
         as_json: print one JSON object instead of the text.
     """
     text = read_prompt(prompt, prompt_file)
     params, plan = sampling.params(), speculation.chosen()
-    llm = model.load(plan)
+    llm = model.load(plan, cache)
     tokens = encode(llm, text, chat)
     choice = _stream(llm, tokens, params, silent=as_json)
     seconds = llm.engine.seconds

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, ca
 import torch
 from cyclopts import Parameter
 
-from outrider.config import AUTOMATIC, Speculation
+from outrider.config import AUTOMATIC, CacheConfig, Speculation
 from outrider.drafters.base import DrafterConfig, automatic_config, changed, config_class, make_config, methods
 from outrider.errors import ConfigError
 from outrider.kernels.native import set_threads
@@ -64,8 +64,8 @@ class ModelFlags:
         torch.set_num_threads(self.threads)
         set_threads(self.threads)
 
-    def load(self, plan: Plan) -> LLM:
-        """Load the model with a way to speculate."""
+    def load(self, plan: Plan, cache: CacheFlags) -> LLM:
+        """Load the model with a way to speculate, and room for keys and values."""
         from outrider.llm import LLM  # takes seconds, which --help and bad flags need not wait for
 
         self.use_threads()
@@ -78,6 +78,7 @@ class ModelFlags:
             context_length=self.context_length,
             quantization=self.quantization,
             draft_quantization=self.speculative_draft_quantization,
+            cache=cache.config,
         )
 
     @property
@@ -93,6 +94,20 @@ class ModelFlags:
             quantization=self.quantization,
             draft_quantization=self.speculative_draft_quantization,
         )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class CacheFlags:
+    """What is kept between requests."""
+
+    prefix_cache: bool | None = None
+    """Take over the rows of earlier requests whose text begins alike; by default on the native backend."""
+
+    @property
+    def config(self) -> CacheConfig:
+        """The same for the library."""
+        return CacheConfig(prefix_cache=self.prefix_cache)
 
 
 @Parameter(name="*")
@@ -317,6 +332,7 @@ class SpeculationFlags(MethodFlags):
         return self.plan(self.speculative_algorithm)
 
 
+CACHE: Final = CacheFlags()
 SAMPLING: Final = SamplingFlags()
 METHOD: Final = MethodFlags()
 SPECULATION: Final = SpeculationFlags()

@@ -101,6 +101,7 @@ def result(choice: Choice, prompt_tokens: int, names: dict[str, str], seconds: P
         "seed": choice.seed,
         "usage": {
             "prompt_tokens": prompt_tokens,
+            "cached_tokens": choice.cached_tokens,
             "completion_tokens": len(choice.token_ids),
             "total_tokens": prompt_tokens + len(choice.token_ids),
         },
