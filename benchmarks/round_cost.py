@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from outrider import LLM, SamplingParams
+from outrider import LLM, CacheConfig, SamplingParams
 from outrider.target.backends import LoadOptions, load_model
 
 LENGTHS = (200, 4000)
@@ -55,7 +55,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     wishes = parser.parse_args()
     target, tokenizer = load_model(wishes.model, LoadOptions(backend="hf"))
-    arms = {name: LLM.from_model(target, tokenizer, speculation=name) for name in METHODS}
+    cold = CacheConfig(prefix_cache=False)
+    arms = {name: LLM.from_model(target, tokenizer, speculation=name, cache=cold) for name in METHODS}
     seen: dict[tuple[str, int], dict[str, list[float]]] = {}
     for _ in range(wishes.repeat):
         for length in LENGTHS:

@@ -5,7 +5,7 @@ import json
 
 from worker import serve
 
-from outrider import LLM, SamplingParams, Speculation, __version__
+from outrider import LLM, CacheConfig, SamplingParams, Speculation, __version__
 from outrider.kernels.native import set_threads
 
 
@@ -37,7 +37,8 @@ def main():
     wishes = parser.parse_args()
     if wishes.threads:
         set_threads(wishes.threads)
-    first = LLM(wishes.target, speculation="none")
+    cold = CacheConfig(prefix_cache=False)  # no run finds its prompt computed by the one before
+    first = LLM(wishes.target, speculation="none", cache=cold)
     target, tokenizer = first.engine.target, first.tokenizer
     drafts = {}
     if wishes.draft:
@@ -48,7 +49,7 @@ def main():
         if options.pop("drafts", False):
             options["model"] = wishes.draft
         plan = Speculation(method, options=options)
-        llm = LLM.from_model(target, tokenizer, speculation=plan, draft_models=drafts)
+        llm = LLM.from_model(target, tokenizer, speculation=plan, draft_models=drafts, cache=cold)
         arms[arm] = lambda request, llm=llm: generate(llm, request)
     serve(f"outrider {__version__}", arms)
 

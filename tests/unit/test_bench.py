@@ -219,6 +219,8 @@ class TestBench:
         corpus = ("--algorithms", "suffix", "--speculative-suffix-corpus-megabytes", 1)
         bench(*corpus)
         assert len(set(map(id, engines))) == len(engines) == len(ROWS) * 2
+        caches = [cache for engine in engines for cache in engine.pool._caches.values()]
+        assert not any(cache.shares for cache in caches), "a run may find its prompt computed by another"
 
     def test_draft_models_are_loaded_once_and_cost_their_reading(
         self, bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch

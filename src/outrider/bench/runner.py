@@ -85,7 +85,8 @@ class Models:
             self.tokenizer,
             speculation=Speculation(arm.config, arm.verifier.name),
             draft_models=self.drafts,
-            cache=CacheConfig(rows=rows),
+            # Every run computes its whole prompt, whichever methods have completed it before.
+            cache=CacheConfig(rows=rows, prefix_cache=False),
         )
 
 
