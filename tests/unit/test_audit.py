@@ -12,14 +12,23 @@ import torch
 from contract.cases import PROMPTS, by_id
 from rich.console import Console
 from scipy import stats
-from tiny import VOCABULARY, tiny_model
+from tiny import VOCABULARY, tiny_model, tiny_native
 
 from outrider import SamplingParams
 from outrider.audit import Effort, Parts, audit, read_prompts
 from outrider.audit.chi_square import chi_square, detectable, tail
-from outrider.audit.equality import GREEDY, PENALTIES, SAMPLED, check_texts, decode_plainly, with_decoys
-from outrider.audit.faults import IN_FREQUENCIES, IN_TEXTS
+from outrider.audit.equality import (
+    GREEDY,
+    PENALTIES,
+    SAMPLED,
+    check_texts,
+    decode_plainly,
+    related_texts,
+    with_decoys,
+)
+from outrider.audit.faults import IN_FREQUENCIES, IN_PREFIXES, IN_TEXTS
 from outrider.audit.frequencies import ITSELF, TARGET, Here, Redraw, caught_after, check_frequencies
+from outrider.audit.parts import PAGE
 from outrider.audit.report import CheckResult, FaultResult, Report
 from outrider.audit.stages import FALSE_ALARM, FrequencyStages
 from outrider.audit.tie import penalised, rounding, survivors
@@ -54,6 +63,7 @@ def test_texts_of_a_clean_engine_pass(case: str, setting) -> None:  # type: igno
     for arm in (engine, with_decoys(engine, batch)):
         result = check_texts("texts", engine, arm, batch, exact=True)
         assert result.passed, result.detail
+        assert "taken over" not in result.detail
 
 
 class Jittery:
@@ -93,6 +103,43 @@ def test_faults_of_the_bookkeeping_show_in_texts(fault) -> None:  # type: ignore
         batch = decode_plainly(engine, setting, PROMPTS, tokens=24, seed=0)
         results.append(check_texts("texts", engine, fault.plant(with_decoys(engine, batch)), batch, exact=False))
     assert not all(result.passed for result in results)
+
+
+@pytest.mark.parametrize("model", [tiny_model, tiny_native])
+@pytest.mark.parametrize("case", ["none", "draft_model", "lookup_model"])
+def test_prompts_that_begin_alike_and_the_faults_that_show_there(case: str, model) -> None:  # type: ignore[no-untyped-def]
+    engine = replace(parts(case), target=model(0))
+    texts = related_texts(PROMPTS, 100)
+    batch = decode_plainly(engine, GREEDY, texts, tokens=12, seed=0)
+    assert not any(request.cached_tokens for request in batch.plain), "the judge took over rows itself"
+    shared = replace(engine, prefix_cache=True)
+    clean = check_texts("texts", engine, shared, batch, exact=model(0).row_invariant)
+    assert clean.passed, clean.detail
+    assert "prompt tokens taken over" in clean.detail
+    for fault in IN_PREFIXES:
+        assert not check_texts("texts", engine, fault.plant(shared), batch, exact=False).passed
+    assert not check_texts(
+        "texts",
+        engine,
+        shared,
+        replace(batch, prompts=batch.prompts[:1], params=batch.params[:1], plain=batch.plain[:1]),
+        exact=False,
+    ).passed, "nothing was taken over"
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, [[5]], [[0, 0], [1]], [[1, 2]]])
+@pytest.mark.parametrize("most", [20, 100])
+def test_related_prompts_part_at_one_token_or_everywhere_but_where_a_page_begins(
+    prompts: list[list[int]], most: int
+) -> None:
+    texts = related_texts(prompts, most)
+    first, half = texts[0], len(texts) // 2
+    assert texts[:half] == texts[half:]
+    assert half >= 3
+    assert all(len(text) == len(first) <= most for text in texts)
+    differing = [[place for place in range(len(first)) if text[place] != first[place]] for text in texts[1:half]]
+    assert all(len(places) == 1 for places in differing[:-1])
+    assert differing[-1] == [place for place in range(len(first)) if place % PAGE]
 
 
 @pytest.mark.parametrize("fault", IN_FREQUENCIES, ids=lambda fault: fault.name)
@@ -175,7 +222,7 @@ def test_a_whole_small_audit() -> None:
         "seconds",
     }
     assert all(check["passed"] for check in value["checks"])
-    assert [fault["name"] for fault in value["faults"]] == [f.name for f in (*IN_TEXTS, *IN_FREQUENCIES)]
+    assert [fault["name"] for fault in value["faults"]] == [f.name for f in (*IN_TEXTS, *IN_PREFIXES, *IN_FREQUENCIES)]
     assert value["false_alarm"] == FALSE_ALARM
     assert value["passed"] == all(fault["caught"] for fault in value["faults"])
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from outrider.audit.decoys import Answers, Decoys
-from outrider.audit.parts import Parts
+from outrider.audit.parts import PAGE, Parts
 from outrider.audit.report import CheckResult
 from outrider.audit.tie import Judge, Judgement, rounding
 from outrider.drafters.none import NoDraft
@@ -20,6 +20,8 @@ ROW_SLACK: Final = 10.0
 """Log-probabilities may differ by this many roundings of a score: they add up over a whole row."""
 ORDINARY_LOGIT: Final = 16.0
 """Size of the logits whose rounding is meant there."""
+SHARED_PAGES: Final = 4
+"""Pages of the prompts that begin alike."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,27 @@ def decode_plainly(
     return Batch(setting, copied, params, tuple(plainly(parts).complete(copied, params)))
 
 
+def related_texts(prompts: Iterable[Sequence[int]], most: int) -> list[tuple[int, ...]]:
+    """Prompts that begin alike, made of the user's: one of some pages, others that part from it here or there, twice.
+
+    Args:
+        prompts: token ids.
+        most: longest prompt that leaves room for output.
+
+    Returns:
+        The prompt; some that differ from it in one token each; one that agrees with it only where a page begins.
+    """
+    joined = [token for prompt in prompts for token in prompt]
+    length = min(most, SHARED_PAGES * PAGE + PAGE // 2)
+    text = (joined * (length // len(joined) + 1))[:length]
+    known = sorted({0, 1, *joined})
+    following = {token: known[place - 1] for place, token in enumerate(known)}
+    places = range(PAGE - 1, length, PAGE + PAGE // 2 - 1)  # another place of another page each time
+    near = [(*text[:place], following[text[place]], *text[place + 1 :]) for place in places]
+    far = tuple(following[token] if place % PAGE else token for place, token in enumerate(text))
+    return [tuple(text), *near, far] * 2
+
+
 def with_decoys(parts: Parts, batch: Batch) -> Parts:
     """The same engine with a drafter that hides plain decoding's tokens among wrong ones."""
     return replace(parts, config=Decoys(batch.answers))
@@ -117,9 +140,13 @@ def check_texts(name: str, clean: Parts, parts: Parts, batch: Batch, *, exact: b
     allowed = ROW_SLACK * rounding(ORDINARY_LOGIT, clean.dtype)
     if gap > allowed:
         broken.append(f"log-probabilities are off by {gap:.1e}, where rounding explains {allowed:.0e}")
+    found = sum(request.cached_tokens or 0 for request in requests)
+    if parts.prefix_cache and not found:
+        broken.append("no row was taken over, so nothing was compared")
     complaints = [complaint for complaint in broken if complaint]
     flips = sum(judgement.flip for judgements in judged.values() for judgement in judgements)
     figures = f"{len(requests) - len(differing)} of {len(requests)} texts identical, {_drafts(requests)}"
+    figures += f", {found} prompt tokens taken over" if found else ""
     rows = f"log-probabilities within {gap:.1e}"
     return CheckResult(
         name,

@@ -16,6 +16,7 @@ from outrider.audit.parts import Parts
 from outrider.drafters.base import DraftContext, Drafter, DraftSequence, Outcome, Proposal
 from outrider.engine import Engine
 from outrider.kv.pool import KVPool, PagedCache
+from outrider.kv.prefix import PrefixIndex, Text
 from outrider.request import Request
 from outrider.sampling.noise import Purpose
 from outrider.sampling.params import SamplingParams
@@ -47,6 +48,25 @@ class _ForgetfulPool(KVPool):
 def stale_rows(parts: Parts) -> Parts:
     """Commit moves no row of keys and values."""
     return replace(parts, pool=_ForgetfulPool)
+
+
+class _HazyIndex(PrefixIndex):
+    def page_text(self, tokens: Sequence[int], page: int) -> Text:
+        """The page's first token alone."""
+        return super().page_text(tokens, page)[:1]
+
+
+class _HazyCache(PagedCache):
+    index_type = _HazyIndex
+
+
+class _HazyPool(KVPool):
+    cache_type = _HazyCache
+
+
+def hazy_prefixes(parts: Parts) -> Parts:
+    """Pages are taken over though the text on them differs."""
+    return replace(parts, pool=_HazyPool)
 
 
 class _ShiftedSiblings:
@@ -261,6 +281,8 @@ IN_TEXTS: Final = (
     Fault("penalty without its path", path_blind_penalties),
 )
 """Faults of the engine's bookkeeping, which show in greedy texts."""
+IN_PREFIXES: Final = (Fault("prefix key that ignores tokens", hazy_prefixes),)
+"""Faults of the prefix cache, which show where prompts begin alike."""
 IN_FREQUENCIES: Final = (
     Fault("q used for a greedy draft", greedy_drafts_with_q),
     Fault("reused noise", reused_noise),

@@ -45,6 +45,8 @@ class Parts:
     engine: Callable[..., Engine] = Engine
     wrap: Callable[[Drafter], Drafter] = _unchanged
     """Put around the drafter."""
+    prefix_cache: bool = False
+    """Whether requests take over each other's rows; every check but the one of just that computes its own."""
 
     @property
     def vocabulary(self) -> int:
@@ -60,7 +62,7 @@ class Parts:
             tokens: longest request, output included.
         """
         longest = -(-(tokens + 4 * self.config.most_nodes + PAGE) // PAGE) * PAGE
-        pool = self.pool(sequences * longest, PAGE)
+        pool = self.pool(sequences * longest, PAGE, self.prefix_cache)
         bench = Workbench(
             target=self.target,
             tokenizer=self.tokenizer,

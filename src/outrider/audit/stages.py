@@ -10,8 +10,18 @@ from typing import Final
 
 import torch
 
-from outrider.audit.equality import GREEDY, PENALTIES, SAMPLED, Batch, Setting, check_texts, decode_plainly, with_decoys
-from outrider.audit.faults import IN_FREQUENCIES, IN_TEXTS, Fault
+from outrider.audit.equality import (
+    GREEDY,
+    PENALTIES,
+    SAMPLED,
+    Batch,
+    Setting,
+    check_texts,
+    decode_plainly,
+    related_texts,
+    with_decoys,
+)
+from outrider.audit.faults import IN_FREQUENCIES, IN_PREFIXES, IN_TEXTS, Fault
 from outrider.audit.frequencies import (
     ABREAST,
     ITSELF,
@@ -47,6 +57,7 @@ EVEN: Final = 30.0
 """The temperature is raised until the texts are as hard to guess as this many equally likely ones."""
 SHARE: Final = 10
 """A rule that throws no dice of its own is redrawn this many times less: every draw chooses among all tokens anew."""
+PREFIXES: Final = "greedy: prompts that begin alike, prefix cache"
 SEEDS_APART: Final = 2**24
 DEEP: Final = 8
 """Drafts per round where a fault is planted: what is thrown past a round's end can be thrown again."""
@@ -102,7 +113,27 @@ class TextStages:
             found.append(Stage(name, partial(self._method, name, engine, setting)))
             name = f"{setting.name}: decoy trees"
             found.append(Stage(name, partial(self._decoys, name, setting, None)))
-        return found + [Stage(fault.name, partial(self._plant, fault)) for fault in IN_TEXTS]
+        found += [Stage(fault.name, partial(self._plant, fault)) for fault in IN_TEXTS]
+        if self._parts.config.needs.hidden_layers:  # such a method has every prompt computed
+            return found
+        found.append(Stage(PREFIXES, partial(self._prefixes, None)))
+        return found + [Stage(fault.name, partial(self._plant_prefix, fault)) for fault in IN_PREFIXES]
+
+    @cached_property
+    def _related(self) -> Batch:
+        """What plain decoding makes of prompts that begin alike, each computed by itself."""
+        most = self._parts.target.context_length - self._effort.tokens
+        texts = related_texts(self._prompts, most)
+        return decode_plainly(self._parts, GREEDY, texts, tokens=self._effort.tokens, seed=self._effort.seed)
+
+    def _prefixes(self, fault: Fault | None) -> CheckResult:
+        engine = replace(self._parts, prefix_cache=True)
+        engine = fault.plant(engine) if fault else engine
+        return check_texts(PREFIXES, self._parts, engine, self._related, exact=self._exact)
+
+    def _plant_prefix(self, fault: Fault) -> FaultResult:
+        result = self._prefixes(fault)
+        return FaultResult(fault.name, not result.passed, "" if result.passed else PREFIXES, result.detail)
 
     def _batch(self, setting: Setting) -> Batch:
         if setting.name not in self._plain:
