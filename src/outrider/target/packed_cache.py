@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 VARIABLE: Final = "OUTRIDER_PACKED"
-LAYOUT_VERSION: Final = 1
+LAYOUT_VERSION: Final = 2
 """To be raised with every change of what the kernels read."""
 LEAST_BYTES: Final = 1 << 26
 """Smaller models are packed again: that takes no time."""

@@ -15,6 +15,8 @@ namespace {
 
 constexpr int kPanelsAtOnce = 2;   // of a layer, per piece of work at least
 constexpr int kRowsAtOnce = 1;
+constexpr int kInputsAtOnce = 16 * kGroup;
+constexpr std::size_t kMostSums = std::size_t{kTilesAtOnce} * kMostTile * kPanel;
 
 ThreadPool& pool() { return ThreadPool::instance(); }
 
@@ -84,17 +86,18 @@ struct Product {
 void multiply(const Activations& rows, const Tiles& tiles, std::initializer_list<Product> products) {
   int panels = 0;
   for (const Product& product : products) panels += product.weights.panels();
-  pool().run(panels, kPanelsAtOnce, [&](int first, int last) {
+  pool().run(panels * TileRange::count(tiles), kPanelsAtOnce, [&](int first, int last) {
     const Kernels& run = kernels();
-    float* sums = scratch(std::size_t(tiles.rows) * kPanel, 0);
-    for (int number = first; number < last; ++number) {
-      int panel = number;
+    float* sums = scratch(kMostSums, 0);
+    for (int item = first; item < last; ++item) {
+      const TileRange range(tiles, item / panels);
+      int panel = item % panels;
       const Product* product = products.begin();
       while (panel >= product->weights.panels()) panel -= (product++)->weights.panels();
-      run.linear(product->weights, panel, rows, tiles, sums);
+      run.linear(product->weights, panel, rows, tiles, range, sums);
       const int columns = std::min(kPanel, product->weights.outputs - panel * kPanel);
-      (product->add ? run.finish_add : run.finish_store)(sums, product->bias, product->to, product->stride, panel,
-                                                         columns, tiles.rows);
+      (product->add ? run.finish_add : run.finish_store)(sums, product->bias, product->to + range.row * product->stride,
+                                                         product->stride, panel, columns, range.rows);
     }
   });
 }
@@ -232,13 +235,28 @@ void Decoder::embed(const Pass& pass, Buffers& b) const {
 
 namespace {
 
-void normalize_rows(const float* x, const float* weight, int width, float epsilon, const Tiles& tiles,
-                    const Activations& to) {
-  pool().run(tiles.rows, kRowsAtOnce, [&](int first, int last) {
-    float* normal = scratch(width, 1);
-    for (int r = first; r < last; ++r) {
-      kernels().normalize(x + std::size_t(r) * width, weight, width, epsilon, normal);
-      kernels().prepare(normal, 0, width, Place(tiles, r), to);
+// RMSNorm of one row, or of a head.
+void normalize(const float* x, const float* weight, int width, float epsilon, float* out) {
+  kernels().apply_norm(x, weight, kernels().norm_factor(x, width, epsilon), width, out);
+}
+
+// Rows in the form the next layer reads, normalised first if there is a weight for it.  A piece of work is some inputs of
+// all rows of a tile: those lie side by side, so that no two threads write to the same cache line.
+void prepare_rows(const float* x, const float* norm, int width, float epsilon, const Tiles& tiles, const Activations& to) {
+  const int pieces = (width + kInputsAtOnce - 1) / kInputsAtOnce;
+  pool().run(tiles.count * pieces, 1, [&](int first, int last) {
+    float* normal = scratch(kInputsAtOnce, 1);
+    for (int item = first; item < last; ++item) {
+      const int tile = item / pieces, input = item % pieces * kInputsAtOnce, count = std::min(kInputsAtOnce, width - input);
+      for (int at = 0; at < tiles.size(tile); ++at) {
+        const float* row = x + std::size_t(tiles.first(tile) + at) * width;
+        const float* from = row + input;
+        if (norm) {
+          kernels().apply_norm(from, norm + input, kernels().norm_factor(row, width, epsilon), count, normal);
+          from = normal;
+        }
+        kernels().prepare(from, input, count, Place(tiles.first(tile), tiles.size(tile), at), to);
+      }
     }
   });
 }
@@ -247,7 +265,7 @@ void add_normalized(const float* added, const float* weight, int width, float ep
   pool().run(rows, kRowsAtOnce, [&](int first, int last) {
     float* normal = scratch(width, 1);
     for (int r = first; r < last; ++r) {
-      kernels().normalize(added + std::size_t(r) * width, weight, width, epsilon, normal);
+      normalize(added + std::size_t(r) * width, weight, width, epsilon, normal);
       for (int i = 0; i < width; ++i) x[std::size_t(r) * width + i] += normal[i];
     }
   });
@@ -268,7 +286,7 @@ void Decoder::attention(const Pass& pass, const LayerWeights& layer, int index, 
   const Tiles tiles(b.rows);
   const int stored = shape_.stored_width(), group = shape_.heads / shape_.key_heads;
   Activations& normal = b.normal_store.shape(shape_.width, b.rows, {&layer.query, &layer.key, &layer.value});
-  normalize_rows(b.x, layer.attention_norm, shape_.width, shape_.norm_epsilon, tiles, normal);
+  prepare_rows(b.x, layer.attention_norm, shape_.width, shape_.norm_epsilon, tiles, normal);
   const std::size_t query_stride = std::size_t(shape_.heads) * shape_.head_width;
   const std::size_t key_stride = std::size_t(shape_.key_heads) * shape_.head_width;
   multiply(normal, tiles,
@@ -280,7 +298,6 @@ void Decoder::attention(const Pass& pass, const LayerWeights& layer, int index, 
   Activations& mixed = b.mixed_store.shape(int(query_stride), b.rows, {&layer.output});
   const std::size_t head_stride = std::size_t(pass.cache.slots) * stored;
   const int count = group * shape_.head_width;
-  const bool whole_groups = count % kGroup == 0;  // else the heads of several key heads share an activation scale
   pool().run(b.rows * shape_.key_heads, 1, [&](int first, int last) {
     for (int item = first; item < last; ++item) {
       const int r = item / shape_.key_heads, key_head = item % shape_.key_heads;
@@ -304,20 +321,10 @@ void Decoder::attention(const Pass& pass, const LayerWeights& layer, int index, 
           std::memmove(out + h * shape_.head_width, out + h * stored, sizeof(float) * shape_.head_width);
         }
       }
-      if (whole_groups) {
-        kernels().prepare(out, key_head * count, count, Place(tiles, r), mixed);
-      } else {
-        std::memcpy(b.mixed + std::size_t(r) * query_stride + key_head * count, out, sizeof(float) * count);
-      }
+      std::memcpy(b.mixed + std::size_t(r) * query_stride + key_head * count, out, sizeof(float) * count);
     }
   });
-  if (!whole_groups) {
-    pool().run(b.rows, kRowsAtOnce, [&](int first, int last) {
-      for (int r = first; r < last; ++r) {
-        kernels().prepare(b.mixed + std::size_t(r) * query_stride, 0, int(query_stride), Place(tiles, r), mixed);
-      }
-    });
-  }
+  prepare_rows(b.mixed, nullptr, int(query_stride), 0.0f, tiles, mixed);
   if (layer.attention_post_norm) {
     multiply(mixed, tiles, {{layer.output, layer.output_bias, b.added, std::size_t(shape_.width), false}});
     add_normalized(b.added, layer.attention_post_norm, shape_.width, shape_.norm_epsilon, b.rows, b.x);
@@ -336,7 +343,7 @@ void Decoder::write_cache(const Pass& pass, const LayerWeights& layer, int index
       const float* cosines = angles.cosines.data() + std::size_t(r) * half;
       const float* sines = angles.sines.data() + std::size_t(r) * half;
       const auto turn = [&](float* head, const float* norm) {
-        if (norm) kernels().normalize(head, norm, width, shape_.norm_epsilon, head);
+        if (norm) normalize(head, norm, width, shape_.norm_epsilon, head);
         rotate(head, half, cosines, sines);
       };
       for (int h = 0; h < shape_.heads; ++h) turn(b.query + (std::size_t(r) * shape_.heads + h) * width, layer.query_norm);
@@ -356,25 +363,28 @@ void Decoder::write_cache(const Pass& pass, const LayerWeights& layer, int index
 void Decoder::mlp(const LayerWeights& layer, Buffers& b) const {
   const Tiles tiles(b.rows);
   Activations& normal = b.normal_store.shape(shape_.width, b.rows, {&layer.gate, &layer.up});
-  normalize_rows(b.x, layer.mlp_norm, shape_.width, shape_.norm_epsilon, tiles, normal);
+  prepare_rows(b.x, layer.mlp_norm, shape_.width, shape_.norm_epsilon, tiles, normal);
   Activations& inner = b.inner_store.shape(shape_.inner, b.rows, {&layer.down});
-  pool().run(layer.gate.panels(), kPanelsAtOnce / 2, [&](int first, int last) {
+  const int panels = layer.gate.panels();
+  pool().run(panels * TileRange::count(tiles), kPanelsAtOnce / 2, [&](int first, int last) {
     const Kernels& run = kernels();
-    float* gate = scratch(std::size_t(b.rows) * kPanel, 0);
-    float* up = scratch(std::size_t(b.rows) * kPanel, 1);
-    for (int panel = first; panel < last; ++panel) {
+    float* gate = scratch(kMostSums, 0);
+    float* up = scratch(kMostSums, 1);
+    for (int item = first; item < last; ++item) {
+      const TileRange range(tiles, item / panels);
+      const int panel = item % panels;
       const int columns = std::min(kPanel, shape_.inner - panel * kPanel);
-      run.linear(layer.gate, panel, normal, tiles, gate);
-      run.linear(layer.up, panel, normal, tiles, up);
+      run.linear(layer.gate, panel, normal, tiles, range, gate);
+      run.linear(layer.up, panel, normal, tiles, range, up);
       if (layer.gate_bias) {
-        for (int m = 0; m < b.rows; ++m) {
+        for (int m = 0; m < range.rows; ++m) {
           for (int i = 0; i < columns; ++i) {
             gate[m * kPanel + i] += layer.gate_bias[panel * kPanel + i];
             up[m * kPanel + i] += layer.up_bias[panel * kPanel + i];
           }
         }
       }
-      run.finish_gate(gate, up, shape_.gelu, panel, columns, tiles, inner);
+      run.finish_gate(gate, up, shape_.gelu, panel, columns, tiles, range, inner);
     }
   });
   if (layer.mlp_post_norm) {
@@ -394,7 +404,7 @@ void Decoder::logits(const Pass& pass, Buffers& b) const {
                 sizeof(float) * shape_.width);
   }
   Activations& last = b.final_store.shape(shape_.width, pass.wanted_rows, {&head_});
-  normalize_rows(gathered, final_norm_, shape_.width, shape_.norm_epsilon, tiles, last);
+  prepare_rows(gathered, final_norm_, shape_.width, shape_.norm_epsilon, tiles, last);
   multiply(last, tiles, {{head_, nullptr, pass.logits, std::size_t(shape_.vocabulary), false}});
 }
 

@@ -18,16 +18,17 @@ struct Scored {
 
 struct Kernels {
   const char* name;
-  // Sums of one panel for all rows: [rows][32].
-  void (*linear)(const Packed&, int panel, const Activations&, const Tiles&, float* sums);
+  // Sums of one panel for the rows of some tiles: [rows][32].
+  void (*linear)(const Packed&, int panel, const Activations&, const Tiles&, const TileRange&, float* sums);
   void (*prepare)(const float* from, int first, int count, const Place&, const Activations& to);
-  void (*normalize)(const float* x, const float* weight, int width, float epsilon, float* out);
+  float (*norm_factor)(const float* x, int width, float epsilon);
+  void (*apply_norm)(const float* x, const float* weight, float factor, int count, float* out);
   void (*finish_store)(const float* sums, const float* bias, float* to, std::size_t stride, int panel, int columns,
                        int rows);
   void (*finish_add)(const float* sums, const float* bias, float* to, std::size_t stride, int panel, int columns,
                      int rows);
   void (*finish_gate)(float* gate, const float* up, bool is_gelu, int panel, int columns, const Tiles&,
-                      const Activations& to);
+                      const TileRange&, const Activations& to);
   void (*attend)(int heads, const float* query, const std::uint16_t* keys, const std::uint16_t* values, int width,
                  const std::int32_t* slots, int oldest, int newest, float* scores, int capacity, float* out);
   void (*to_half)(const float* from, int width, int padded, std::uint16_t* to);

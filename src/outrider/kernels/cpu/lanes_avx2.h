@@ -87,6 +87,7 @@ struct OUTRIDER_AVX2_LANES {
   }
   static Int bits_and(Int a, Int b) { return {_mm256_and_si256(a.low, b.low), _mm256_and_si256(a.high, b.high)}; }
   static Int bits_or(Int a, Int b) { return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)}; }
+  static Int merge(Int a, Int mask, Int b) { return bits_or(bits_and(a, mask), b); }
   template <int count>
   static Int shift_right(Int a) {
     return {_mm256_srli_epi32(a.low, count), _mm256_srli_epi32(a.high, count)};
@@ -150,6 +151,16 @@ struct OUTRIDER_AVX2_LANES {
     for (const std::int32_t value : lane) total += value;
     return total;
   }
+  static Int max_int(Int a, Int b) { return {_mm256_max_epi32(a.low, b.low), _mm256_max_epi32(a.high, b.high)}; }
+  static Float sum_each(const Float* v) {
+    return fold_each(v, [](__m256 a, __m256 b) { return _mm256_add_ps(a, b); });
+  }
+  static Int sum_each_int(const Int* v) {
+    return fold_each(v, [](__m256i a, __m256i b) { return _mm256_add_epi32(a, b); });
+  }
+  static Int largest_each_int(const Int* v) {
+    return fold_each(v, [](__m256i a, __m256i b) { return _mm256_max_epi32(a, b); });
+  }
   static Float first(Float a, int count, float other) {
     float lane[16];
     store(lane, a);
@@ -158,6 +169,34 @@ struct OUTRIDER_AVX2_LANES {
   }
 
  private:
+  static __m256d as_double(__m256 a) { return _mm256_castps_pd(a); }
+  static __m256d as_double(__m256i a) { return _mm256_castsi256_pd(a); }
+  static void set_from(__m256d a, __m256& to) { to = _mm256_castpd_ps(a); }
+  static void set_from(__m256d a, __m256i& to) { to = _mm256_castpd_si256(a); }
+
+  template <class Vector, class Fold>
+  static Vector fold_each(const Vector* v, Fold with) {
+    return {fold_eight(v, with), fold_eight(v + 8, with)};
+  }
+  // Each of eight vectors is folded in halves until one lane is left, as `sum` does it; lane i is vector i's.
+  template <class Vector, class Fold>
+  static auto fold_eight(const Vector* v, Fold with) {
+    decltype(v->low) four[4], two[2], one[2], a, b;
+    for (int m = 0; m < 4; ++m) {
+      const __m256d x = as_double(with(v[m].low, v[m].high)), y = as_double(with(v[4 + m].low, v[4 + m].high));
+      set_from(_mm256_permute2f128_pd(x, y, 0x20), a), set_from(_mm256_permute2f128_pd(x, y, 0x31), b);
+      four[m] = with(a, b);
+    }
+    for (int i = 0; i < 2; ++i) {
+      const __m256d x = as_double(four[2 * i]), y = as_double(four[2 * i + 1]);
+      set_from(_mm256_unpacklo_pd(x, y), a), set_from(_mm256_unpackhi_pd(x, y), b);
+      two[i] = with(a, b);
+    }
+    const __m256 x = _mm256_castpd_ps(as_double(two[0])), y = _mm256_castpd_ps(as_double(two[1]));
+    set_from(_mm256_castps_pd(_mm256_shuffle_ps(x, y, 0x88)), one[0]);
+    set_from(_mm256_castps_pd(_mm256_shuffle_ps(x, y, 0xdd)), one[1]);
+    return with(one[0], one[1]);
+  }
   static void wide_half(__m256i a, std::uint32_t b, __m256i& high, __m256i& low) {
     const __m256i factor = _mm256_set1_epi32(std::int32_t(b));
     const __m256i even = _mm256_mul_epu32(a, factor), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), factor);

@@ -49,6 +49,7 @@ struct Avx512Lanes {
   }
   static Int bits_and(Int a, Int b) { return _mm512_and_si512(a, b); }
   static Int bits_or(Int a, Int b) { return _mm512_or_si512(a, b); }
+  static Int merge(Int a, Int mask, Int b) { return _mm512_ternarylogic_epi32(a, mask, b, 0xea); }
   template <int count>
   static Int shift_right(Int a) {
     return _mm512_srli_epi32(a, count);
@@ -111,8 +112,41 @@ struct Avx512Lanes {
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
   }
-  static float largest(Float a) { return _mm512_reduce_max_ps(a); }
   static std::int32_t sum_int(Int a) { return _mm512_reduce_add_epi32(a); }
+  static float largest(Float a) { return _mm512_reduce_max_ps(a); }
+  static Int max_int(Int a, Int b) { return _mm512_max_epi32(a, b); }
+
+  // Each of sixteen vectors is folded in halves until one lane is left, as `sum` does it; lane i is vector i's.
+  template <class Fold>
+  static Float fold(const Float* v, Fold with) {
+    Float four[4];
+#pragma GCC unroll 4
+    for (int m = 0; m < 4; ++m) {
+      Float eight[2];
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        const Float a = v[8 * i + m], b = v[8 * i + 4 + m];
+        eight[i] = with(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+      }
+      four[m] = with(_mm512_shuffle_f32x4(eight[0], eight[1], 0x88), _mm512_shuffle_f32x4(eight[0], eight[1], 0xdd));
+    }
+    Float two[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const __m512d a = _mm512_castps_pd(four[2 * i]), b = _mm512_castps_pd(four[2 * i + 1]);
+      two[i] = with(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    return with(_mm512_shuffle_ps(two[0], two[1], 0x88), _mm512_shuffle_ps(two[0], two[1], 0xdd));
+  }
+  static Float sum_each(const Float* v) {
+    return fold(v, [](Float a, Float b) { return _mm512_add_ps(a, b); });
+  }
+  static Int sum_each_int(const Int* v) {
+    return as_int(fold(reinterpret_cast<const Float*>(v), [](Float a, Float b) { return as_float(_mm512_add_epi32(as_int(a), as_int(b))); }));
+  }
+  static Int largest_each_int(const Int* v) {
+    return as_int(fold(reinterpret_cast<const Float*>(v), [](Float a, Float b) { return as_float(_mm512_max_epi32(as_int(a), as_int(b))); }));
+  }
   static Float first(Float a, int count, float other) {
     return _mm512_mask_mov_ps(_mm512_set1_ps(other), _cvtu32_mask16((1u << count) - 1u), a);
   }

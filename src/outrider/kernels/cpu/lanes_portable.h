@@ -1,6 +1,7 @@
 // Sixteen lanes in plain C++: the definition that the other instruction sets must equal bit for bit.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -95,6 +96,8 @@ struct PortableLanes {
   static Int bits_or(const Int& a, const Int& b) {
     return each<Int>([&](int i) { return a.lane[i] | b.lane[i]; });
   }
+  // Bits of a where the mask has them, and those of b everywhere.
+  static Int merge(const Int& a, const Int& mask, const Int& b) { return bits_or(bits_and(a, mask), b); }
   template <int count>
   static Int shift_right(const Int& a) {
     return each<Int>([&](int i) { return std::int32_t(std::uint32_t(a.lane[i]) >> count); });
@@ -192,6 +195,19 @@ struct PortableLanes {
     std::uint32_t total = 0;
     for (int i = 0; i < 16; ++i) total += std::uint32_t(a.lane[i]);
     return std::int32_t(total);
+  }
+  static Int max_int(const Int& a, const Int& b) {
+    return each<Int>([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
+  }
+  // Of sixteen vectors each: lane i is what `sum`, or its like for whole numbers, makes of vector i.
+  static Float sum_each(const Float* v) {
+    return each<Float>([&](int i) { return sum(v[i]); });
+  }
+  static Int sum_each_int(const Int* v) {
+    return each<Int>([&](int i) { return sum_int(v[i]); });
+  }
+  static Int largest_each_int(const Int* v) {
+    return each<Int>([&](int i) { return *std::max_element(v[i].lane, v[i].lane + 16); });
   }
   // Lanes from `count` on become `other`.
   static Float first(const Float& a, int count, float other) {

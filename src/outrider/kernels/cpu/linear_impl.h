@@ -3,8 +3,9 @@
 // A block of 256 inputs x 32 outputs is unpacked once, to bytes with an fp32 scale (and minimum) per group, and then
 // multiplied with every tile of rows.  The order of all roundings is fixed by the row and the column alone:
 //
-//   for each scale group, inputs rising:   t = float(integer dot product) * row scale
-//                                          sum = fma(t, weight scale, sum)
+//   for each group of 32 inputs, rising:   t = float(integer dot product) * weight scale, of the one scale group, or
+//                                          t = fma(float(second dot product), second scale, t), of two
+//                                          sum = fma(t, row scale, sum)
 //                                          sum = fma(-row scale * row sum, weight minimum, sum)   if it has a minimum
 //
 // so a row has the same bits in any company, and on any instruction set.
@@ -37,32 +38,58 @@ struct Linear {
 
   // ---- unpacking -------------------------------------------------------------------------------------------------
 
-  struct ScaleAndMinimum {
-    Float scale, minimum;
-  };
+  static constexpr int kScales = kBlock / 16 * kPanel;  // of a block, where sixteen inputs share one
+  static constexpr int kMinima = kBlock / kGroup * kPanel;
 
-  // Of sixteen outputs, for one scale group; the minimum is what is subtracted.
+  // The scales of a block's groups, and its minima: what is subtracted.
   template <class K>
-  static ScaleAndMinimum scale_of(const std::uint8_t* header, const std::uint8_t* group, int g, int part, int half) {
-    const int at = 16 * half;
-    if constexpr (K::scales == Scales::half) {
-      const auto* halves = reinterpret_cast<const std::uint16_t*>(group);
-      if constexpr (K::has_minimum) return {L::from_half(halves + at), L::sub(L::zero(), L::from_half(halves + kPanel + at))};
-      return {L::from_half(halves + at), L::zero()};
-    } else if constexpr (K::scales == Scales::six_bit) {
-      const auto* halves = reinterpret_cast<const std::uint16_t*>(header);
-      const std::uint8_t* codes = header + 4 * kPanel;
-      const Int both = L::from_bytes(codes + g * kPanel + at);
-      const Int upper = L::from_bytes(codes + (8 + g / 2) * kPanel + at);
-      const Int nibble = L::bits_and(g % 2 ? L::template shift_right<4>(upper) : upper, L::set_int(15));
-      const Int minimum = L::bits_or(L::template shift_right<6>(both), L::template shift_left<2>(nibble));
-      const Int scale = L::bits_and(both, L::set_int(63));
-      return {L::mul(L::from_half(halves + at), L::to_float(scale)),
-              L::mul(L::from_half(halves + kPanel + at), L::to_float(minimum))};
-    } else {
-      const Float d = L::from_half(reinterpret_cast<const std::uint16_t*>(header) + at);
-      const Int code = L::from_signed_bytes(reinterpret_cast<const std::int8_t*>(group) + part * kPanel + at);
-      return {L::mul(d, L::to_float(code)), L::zero()};
+  static void unpack_scales(const std::uint8_t* block, int groups, float* scales, float* minima) {
+    constexpr int parts = kGroup / K::scale_group;
+    if constexpr (K::scales == Scales::six_bit) {
+      alignas(64) std::uint8_t codes[2][kBlock / kGroup * kPanel];
+      unpack_six_bit(block + 4 * kPanel, codes[0], codes[1]);
+      scale_bytes(block, codes[0], groups, scales);
+      scale_bytes(block + 2 * kPanel, codes[1], groups, minima);
+      return;
+    }
+    const std::uint8_t* group = block + K::header_bytes;
+    for (int g = 0; g < groups; ++g, group += K::group_bytes, scales += parts * kPanel) {
+      for (int i = 0; i < parts * kPanel; i += 16) {
+        if constexpr (K::scales == Scales::half) {
+          L::store(scales + i, L::from_half(reinterpret_cast<const std::uint16_t*>(group) + i));
+        } else {
+          const Float d = L::from_half(reinterpret_cast<const std::uint16_t*>(block) + i % kPanel);
+          L::store(scales + i, L::mul(d, L::to_float(L::from_signed_bytes(reinterpret_cast<const std::int8_t*>(group) + i))));
+        }
+        if constexpr (K::has_minimum) {
+          const auto* halves = reinterpret_cast<const std::uint16_t*>(group) + kPanel;
+          L::store(minima + g * kPanel + i, L::sub(L::zero(), L::from_half(halves + i)));
+        }
+      }
+    }
+  }
+
+  // Six-bit scales and minima of eight groups, to bytes.
+  static void unpack_six_bit(const std::uint8_t* packed, std::uint8_t* scales, std::uint8_t* minima) {
+    const Int six = L::set_int(0x3f3f3f3f), upper = L::set_int(0x3c3c3c3c), lower = L::set_int(0x03030303);
+    for (int i = 0; i < 2; ++i) {
+      const Int first = L::load_int(packed + 64 * i), second = L::load_int(packed + 128 + 64 * i);
+      const Int nibbles = L::load_int(packed + 256 + 64 * i);
+      L::store_int(scales + 64 * i, L::bits_and(first, six));
+      L::store_int(scales + 128 + 64 * i, L::bits_and(second, six));
+      L::store_int(minima + 64 * i, L::merge(L::template shift_right<6>(first), lower,
+                                             L::bits_and(L::template shift_left<2>(nibbles), upper)));
+      L::store_int(minima + 128 + 64 * i, L::merge(L::template shift_right<6>(second), lower,
+                                                   L::bits_and(L::template shift_right<2>(nibbles), upper)));
+    }
+  }
+
+  static void scale_bytes(const std::uint8_t* header, const std::uint8_t* codes, int groups, float* to) {
+    const auto* halves = reinterpret_cast<const std::uint16_t*>(header);
+    const Float low = L::from_half(halves), high = L::from_half(halves + 16);
+    for (int at = 0; at < groups * kPanel; at += kPanel) {
+      L::store(to + at, L::mul(low, L::to_float(L::from_bytes(codes + at))));
+      L::store(to + at + 16, L::mul(high, L::to_float(L::from_bytes(codes + at + 16))));
     }
   }
 
@@ -72,6 +99,16 @@ struct Linear {
     if constexpr (K::low_bits == 8) {
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) out[i] = L::load_int(planes + 64 * (4 * pair + i));
+      return;
+    }
+    if constexpr (K::high_bits == 2) {  // three vectors hold six bits of a number each, and two of the fourth's
+      const Int six = L::set_int(0x3f3f3f3f);
+      const Int a = L::load_int(planes + 192 * pair), b = L::load_int(planes + 192 * pair + 64),
+                c = L::load_int(planes + 192 * pair + 128);
+      out[0] = L::bits_and(a, six), out[1] = L::bits_and(b, six), out[2] = L::bits_and(c, six);
+      const Int lowest = L::bits_and(L::template shift_right<6>(a), L::set_int(0x03030303));
+      const Int lower = L::merge(L::template shift_right<4>(b), L::set_int(0x0c0c0c0c), lowest);
+      out[3] = L::merge(L::template shift_right<2>(c), L::set_int(0x30303030), lower);
       return;
     }
     const std::uint8_t* high = planes + K::low_bytes;
@@ -87,12 +124,6 @@ struct Linear {
       std::memcpy(bits, high + 32 * pair, sizeof bits);
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) out[i] = L::add_fifth_bit(out[i], bits[i]);
-    } else if constexpr (K::high_bits == 2) {
-      const Int two = L::load_int(high + 64 * pair), mask = L::set_int(0x30303030);
-      out[0] = L::bits_or(out[0], L::bits_and(L::template shift_left<4>(two), mask));
-      out[1] = L::bits_or(out[1], L::bits_and(L::template shift_left<2>(two), mask));
-      out[2] = L::bits_or(out[2], L::bits_and(two, mask));
-      out[3] = L::bits_or(out[3], L::bits_and(L::template shift_right<2>(two), mask));
     }
   }
 
@@ -100,16 +131,9 @@ struct Linear {
 
   template <class K>
   static void unpack(const std::uint8_t* block, int groups, Unpacked& to) {
-    constexpr int parts = kGroup / K::scale_group;
+    unpack_scales<K>(block, groups, to.scales, to.minima);
     const std::uint8_t* group = block + K::header_bytes;
     for (int g = 0; g < groups; ++g, group += K::group_bytes) {
-      for (int part = 0; part < parts; ++part) {
-        for (int half = 0; half < 2; ++half) {
-          const ScaleAndMinimum found = scale_of<K>(block, group, g, part, half);
-          L::store(to.scales + (g * parts + part) * kPanel + 16 * half, found.scale);
-          if constexpr (K::has_minimum) L::store(to.minima + g * kPanel + 16 * half, found.minimum);
-        }
-      }
 #pragma GCC unroll 4
       for (int pair = 0; pair < kPairs; ++pair) {
         Int out[4];
@@ -127,23 +151,28 @@ struct Linear {
   struct Ahead {
     const std::uint8_t* here;
     int step;  // bytes
+    int near;  // bytes
 
-    static constexpr int near = 2048, far = 12288;
+    static constexpr int far = 12288;
 
-    template <bool both>
     void fetch() {
       for (int i = 0; i < step; i += 64) {
         __builtin_prefetch(here + far + i, 0, 2);
-        if constexpr (both) __builtin_prefetch(here + near + i, 0, 3);
+        __builtin_prefetch(here + near + i, 0, 3);
       }
       here += step;
     }
   };
 
-  // One scale group's share of a sum: the order of roundings that the top of this file promises.
+  // The two steps of the order of roundings that the top of this file promises.
+  [[gnu::always_inline]] static Float scaled(int part, Int dot, Float scale, const float* aside) {
+    const Float exact = L::to_float(dot);
+    return part ? L::fma(exact, scale, L::load(aside)) : L::mul(exact, scale);
+  }
+
   template <bool has_minimum>
-  [[gnu::always_inline]] static Float take(Float sum, Int dot, float row_scale, Float scale, float scaled_sum, Float minimum) {
-    sum = L::fma(L::mul(L::to_float(dot), L::set(row_scale)), scale, sum);
+  [[gnu::always_inline]] static Float add(Float sum, Float scaled, float row_scale, float scaled_sum, Float minimum) {
+    sum = L::fma(scaled, L::set(row_scale), sum);
     if constexpr (has_minimum) sum = L::negative_fma(L::set(scaled_sum), minimum, sum);
     return sum;
   }
@@ -164,10 +193,23 @@ struct Linear {
         held[m][1] = L::load(sums + m * kPanel + 16);
       }
     }
+    alignas(64) float aside[parts > 1 ? rows * kPanel : kPanel];  // all but the last part of a group
+    const auto finish = [&](int part, Int dot, int m, int half, Float scale, Float minimum) __attribute__((always_inline)) {
+      const int at = m * kPanel + 16 * half;
+      const Float part_sum = scaled(part, dot, scale, aside + at);
+      if (part + 1 < parts) {
+        L::store(aside + at, part_sum);
+      } else if constexpr (in_registers) {
+        held[m][half] = add<has_minimum>(held[m][half], part_sum, row_scales[m], scaled_sums[m], minimum);
+      } else {
+        L::store(sums + at, add<has_minimum>(L::load(sums + at), part_sum, row_scales[m], scaled_sums[m], minimum));
+      }
+    };
     const std::uint8_t* bytes = weights.bytes;
     const float* scales = weights.scales;
     const float* minima = weights.minima;
     for (int g = 0; g < groups; ++g) {
+#pragma GCC unroll 2
       for (int part = 0; part < parts; ++part) {
         L::keep_order();
         Int dots[chains][rows][2];
@@ -185,7 +227,7 @@ struct Linear {
         starts += rows;
 #pragma GCC unroll 1
         for (int q = 0; q < quads_per_part; q += chains) {
-          ahead.template fetch<false>();
+          ahead.fetch();
 #pragma GCC unroll 4
           for (int c = 0; c < chains; ++c) {
             const Int low = L::load_int(bytes), high = L::load_int(bytes + 64);
@@ -206,14 +248,8 @@ struct Linear {
             Int dot = dots[0][m][half];
 #pragma GCC unroll 4
             for (int c = 1; c < chains; ++c) dot = L::add_int(dot, dots[c][m][half]);
-            Float sum = in_registers ? held[in_registers ? m : 0][half] : L::load(sums + m * kPanel + 16 * half);
             const Float minimum = has_minimum ? L::load(minima + 16 * half) : L::zero();
-            sum = take<has_minimum>(sum, dot, row_scales[m], L::load(scales + 16 * half), scaled_sums[m], minimum);
-            if constexpr (in_registers) {
-              held[m][half] = sum;
-            } else {
-              L::store(sums + m * kPanel + 16 * half, sum);
-            }
+            finish(part, dot, m, half, L::load(scales + 16 * half), minimum);
           }
         }
         scales += kPanel;
@@ -246,6 +282,21 @@ struct Linear {
         held[m][1] = L::load(sums + m * kPanel + 16);
       }
     }
+    alignas(64) float aside[parts > 1 ? rows * kPanel : kPanel];  // all but the last part of a group
+    const auto finish = [&](int part, Int dot, int m, int half, Float scale, Float minimum) __attribute__((always_inline)) {
+      const int at = m * kPanel + 16 * half;
+      const Float part_sum = scaled(part, dot, scale, aside + at);
+      if (part + 1 < parts) {
+        L::store(aside + at, part_sum);
+      } else if constexpr (in_registers) {
+        held[m][half] = add<K::has_minimum>(held[m][half], part_sum, row_scales[m], scaled_sums[m], minimum);
+      } else {
+        L::store(sums + at, add<K::has_minimum>(L::load(sums + at), part_sum, row_scales[m], scaled_sums[m], minimum));
+      }
+    };
+    alignas(64) float all_scales[kBlock / K::scale_group * kPanel], all_minima[K::has_minimum ? kMinima : 16];
+    unpack_scales<K>(block, groups, all_scales, all_minima);
+    const float *scales = all_scales, *minima = all_minima;
     const std::uint8_t* group = block + K::header_bytes;
     for (int g = 0; g < groups; ++g) {
 #pragma GCC unroll 2
@@ -263,7 +314,7 @@ struct Linear {
         starts += rows;
 #pragma GCC unroll 1
         for (int pair = 0; pair < pairs; ++pair) {
-          ahead.template fetch<true>();
+          ahead.fetch();
           Int codes[4];
           unpack_pair<K>(group + K::group_scale_bytes, part * pairs + pair, codes);
 #pragma GCC unroll 2
@@ -279,21 +330,18 @@ struct Linear {
         }
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
-          const ScaleAndMinimum found = scale_of<K>(block, group, g, part, half);
+          const Float scale = L::load(scales + 16 * half);
+          const Float minimum = K::has_minimum ? L::load(minima + 16 * half) : L::zero();
 #pragma GCC unroll 12
           for (int m = 0; m < rows; ++m) {
             Int dot = dots[0][m][half];
             if constexpr (chains == 2) dot = L::add_int(dot, dots[1][m][half]);
-            Float sum = in_registers ? held[in_registers ? m : 0][half] : L::load(sums + m * kPanel + 16 * half);
-            sum = take<K::has_minimum>(sum, dot, row_scales[m], found.scale, scaled_sums[m], found.minimum);
-            if constexpr (in_registers) {
-              held[m][half] = sum;
-            } else {
-              L::store(sums + m * kPanel + 16 * half, sum);
-            }
+            finish(part, dot, m, half, scale, minimum);
           }
         }
+        scales += kPanel;
       }
+      if constexpr (K::has_minimum) minima += kPanel;
       group += K::group_bytes;
       row_scales += rows;
       scaled_sums += rows;
@@ -327,18 +375,19 @@ struct Linear {
     return table[rows];
   }
 
-  // One panel's outputs for all rows: sums [rows][32].
+  // One panel's outputs for the rows of some tiles: sums [rows][32].
   template <class K>
-  static void panel(const Packed& weights, int number, const Activations& rows, const Tiles& tiles, float* sums) {
+  static void panel(const Packed& weights, int number, const Activations& rows, const Tiles& tiles, const TileRange& range,
+                    float* sums) {
     static thread_local Unpacked unpacked;
     const std::uint8_t* block = weights.data + weights.panel_stride * number;
-    std::memset(sums, 0, sizeof(float) * kPanel * tiles.rows);
+    std::memset(sums, 0, sizeof(float) * kPanel * range.rows);
     const int all = weights.inputs / kGroup;
     for (int first = 0; first < all; first += kBlock / kGroup) {
       const int groups = std::min(kBlock / kGroup, all - first);
       const bool few = tiles.rows <= L::few_rows;
       if (!few) unpack<K>(block, groups, unpacked);
-      for (int tile = 0; tile < tiles.count; ++tile) {
+      for (int tile = range.first; tile < range.last; ++tile) {
         const int m = tiles.size(tile);
         const std::size_t row = tiles.first(tile), k = std::size_t(first) * kGroup, at = std::size_t(first) * m;
         const std::int32_t* starts = nullptr;
@@ -349,12 +398,13 @@ struct Linear {
         const float* scales = rows.scales + row * all + at;
         const float* scaled_sums = rows.scaled_sums + row * all + at;
         const int pieces = few ? kPairs : kGroup / kQuad;
-        const Ahead ahead{block, tile ? 0 : int(K::group_bytes) / pieces};
+        const Ahead ahead{block, tile > range.first ? 0 : int(K::group_bytes) / pieces, few ? 2048 : int(K::block_bytes)};
+        float* to = sums + (row - range.row) * kPanel;
         if (few) {
           pick_packed<K>(m, std::make_integer_sequence<int, L::few_rows>())(block, groups, quads, scales, starts,
-                                                                         scaled_sums, sums + row * kPanel, ahead);
+                                                                         scaled_sums, to, ahead);
         } else {
-          multiply_of<K>(m)(unpacked, groups, quads, scales, starts, scaled_sums, sums + row * kPanel, ahead);
+          multiply_of<K>(m)(unpacked, groups, quads, scales, starts, scaled_sums, to, ahead);
         }
       }
       block += K::block_bytes;
@@ -410,31 +460,33 @@ struct Linear {
   }
 
   template <Kind kind>
-  static void float_panel(const Packed& weights, int number, const Activations& rows, const Tiles& tiles, float* sums) {
+  static void float_panel(const Packed& weights, int number, const Activations& rows, const Tiles& tiles,
+                          const TileRange& range, float* sums) {
     static thread_local UnpackedFloat unpacked;
     constexpr std::size_t width = kind == Kind::f32 ? 4 : 2;
     const std::uint8_t* block = weights.data + weights.panel_stride * number;
-    std::memset(sums, 0, sizeof(float) * kPanel * tiles.rows);
+    std::memset(sums, 0, sizeof(float) * kPanel * range.rows);
     for (int first = 0; first < weights.inputs; first += kFloatBlock) {
       const int inputs = std::min(kFloatBlock, weights.inputs - first);
       unpack_float<kind>(block, inputs, unpacked);
-      for (int tile = 0; tile < tiles.count; ++tile) {
+      for (int tile = range.first; tile < range.last; ++tile) {
         const int m = tiles.size(tile);
         const std::size_t row = tiles.first(tile);
         pick_float(m, std::make_integer_sequence<int, kMostTile>())(unpacked, inputs, rows.values + row * weights.inputs + std::size_t(first) * m,
-                             sums + row * kPanel);
+                             sums + (row - range.row) * kPanel);
       }
       block += width * kPanel * kFloatBlock;
     }
   }
 
-  using Panel = void (*)(const Packed&, int, const Activations&, const Tiles&, float*);
+  using Panel = void (*)(const Packed&, int, const Activations&, const Tiles&, const TileRange&, float*);
 
-  static void run(const Packed& weights, int number, const Activations& rows, const Tiles& tiles, float* sums) {
+  static void run(const Packed& weights, int number, const Activations& rows, const Tiles& tiles, const TileRange& range,
+                  float* sums) {
     static constexpr Panel table[kKinds] = {
         panel<Q4_0>, panel<Q4_1>, panel<Q5_0>, panel<Q5_1>, panel<Q8_0>, panel<Q4_K>, panel<Q5_K>, panel<Q6_K>,
         float_panel<Kind::f32>, float_panel<Kind::f16>, float_panel<Kind::bf16>};
-    table[static_cast<int>(weights.kind)](weights, number, rows, tiles, sums);
+    table[static_cast<int>(weights.kind)](weights, number, rows, tiles, range, sums);
   }
 };
 

@@ -120,13 +120,16 @@ struct OwnedRows {
 };
 
 void linear_into(const Packed& weights, const OwnedRows& rows, float* to) {
-  ThreadPool::instance().run(weights.panels(), 4, [&](int first, int last) {
-    std::vector<float> sums(std::size_t(rows.tiles.rows) * kPanel + 16);
+  const int panels = weights.panels();
+  ThreadPool::instance().run(panels * TileRange::count(rows.tiles), 4, [&](int first, int last) {
+    std::vector<float> sums(std::size_t(kTilesAtOnce) * kMostTile * kPanel + 16);
     float* aligned = reinterpret_cast<float*>((reinterpret_cast<std::uintptr_t>(sums.data()) + 63) & ~std::uintptr_t{63});
-    for (int panel = first; panel < last; ++panel) {
-      kernels().linear(weights, panel, rows.view, rows.tiles, aligned);
-      kernels().finish_store(aligned, nullptr, to, std::size_t(weights.outputs), panel,
-                             std::min(kPanel, weights.outputs - panel * kPanel), rows.tiles.rows);
+    for (int item = first; item < last; ++item) {
+      const TileRange range(rows.tiles, item / panels);
+      const int panel = item % panels;
+      kernels().linear(weights, panel, rows.view, rows.tiles, range, aligned);
+      kernels().finish_store(aligned, nullptr, to + std::size_t(range.row) * weights.outputs, std::size_t(weights.outputs),
+                             panel, std::min(kPanel, weights.outputs - panel * kPanel), range.rows);
     }
   });
 }

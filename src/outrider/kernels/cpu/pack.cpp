@@ -103,15 +103,18 @@ void place(const std::uint8_t* codes, int column, std::uint8_t* planes) {
     const int quad = i / kQuad, byte = lane * kQuad + i % kQuad, vector = 2 * quad + half;
     if constexpr (K::low_bits == 8) {
       planes[64 * vector + byte] = codes[i];
+    } else if constexpr (K::high_bits == 2) {
+      std::uint8_t* three = planes + 192 * (vector / 4) + byte;
+      for (int j = 0; j < 3; ++j) {
+        const int bits = vector % 4 == j ? codes[i] : vector % 4 == 3 ? (codes[i] >> 2 * j & 3) << 6 : 0;
+        three[64 * j] = std::uint8_t(three[64 * j] | bits);
+      }
     } else {
       std::uint8_t& both = planes[64 * (2 * (quad / 2) + half) + byte];
       both = std::uint8_t(both | (codes[i] & 15) << (quad % 2 ? 4 : 0));
     }
     if constexpr (K::high_bits == 1) {
       high[8 * vector + byte / 8] = std::uint8_t(high[8 * vector + byte / 8] | (codes[i] >> 4 & 1) << byte % 8);
-    } else if constexpr (K::high_bits == 2) {
-      high[64 * (vector / 4) + byte] =
-          std::uint8_t(high[64 * (vector / 4) + byte] | (codes[i] >> 4 & 3) << 2 * (vector % 4));
     }
   }
 }
@@ -143,8 +146,8 @@ void pack_blocks(int inputs, const std::uint8_t* row, int column, std::uint8_t* 
       std::uint8_t* numbers = to + 4 * kPanel;
       for (int g = 0; g < 8; ++g) {
         numbers[g * kPanel + column] = std::uint8_t(header.scales[g] | header.minima[g] << 6);
-        std::uint8_t& upper = numbers[(8 + g / 2) * kPanel + column];
-        upper = std::uint8_t(upper | header.minima[g] >> 2 << (g % 2 ? 4 : 0));
+        std::uint8_t& upper = numbers[(8 + g % 4) * kPanel + column];
+        upper = std::uint8_t(upper | header.minima[g] >> 2 << (g < 4 ? 0 : 4));
       }
     } else {
       read_signed(block, header, codes);
@@ -260,11 +263,13 @@ int code_at(const std::uint8_t* planes, int column, int i) {
   int code;
   if constexpr (K::low_bits == 8) {
     code = planes[64 * vector + byte];
+  } else if constexpr (K::high_bits == 2) {
+    const std::uint8_t* three = planes + 192 * (vector / 4) + byte;
+    code = vector % 4 < 3 ? three[64 * (vector % 4)] & 63 : three[0] >> 6 | three[64] >> 6 << 2 | three[128] >> 6 << 4;
   } else {
     code = planes[64 * (2 * (quad / 2) + half) + byte] >> (quad % 2 ? 4 : 0) & 15;
   }
   if constexpr (K::high_bits == 1) code |= (high[8 * vector + byte / 8] >> byte % 8 & 1) << 4;
-  if constexpr (K::high_bits == 2) code |= (high[64 * (vector / 4) + byte] >> 2 * (vector % 4) & 3) << 4;
   return code;
 }
 
@@ -287,7 +292,7 @@ void unpack_quantized(const Packed& weights, const std::uint8_t* panel, int colu
     } else if constexpr (K::scales == Scales::six_bit) {
       const std::uint8_t* numbers = header + 4 * kPanel;
       const int both = numbers[g % 8 * kPanel + column];
-      const int upper = numbers[(8 + g % 8 / 2) * kPanel + column] >> (g % 2 ? 4 : 0) & 15;
+      const int upper = numbers[(8 + g % 4) * kPanel + column] >> (g % 8 < 4 ? 0 : 4) & 15;
       scales[0] = scales[1] = half_at(header, column) * float(both & 63);
       minimum = half_at(header + 2 * kPanel, column) * float(both >> 6 | upper << 2);
     } else {

@@ -10,6 +10,8 @@ constexpr int kPanel = 32;       // output columns that are stored and computed 
 constexpr int kGroup = 32;       // inputs that share one activation scale
 constexpr int kBlock = 256;      // inputs unpacked at a time: their 8 KiB stay in the first-level cache
 constexpr int kMostTile = 12;    // rows whose integer sums fit the registers together
+constexpr int kUsualTile = 8;    // rows of a tile where there are several: the fastest
+constexpr int kTilesAtOnce = 12; // rows that one piece of work takes stay in the caches with their sums
 constexpr int kQuad = 4;         // inputs of one dot-product instruction
 
 // How a kind of weight stores its numbers.  A panel holds, one K-block after the other:
@@ -97,20 +99,37 @@ struct Packed {
 // (Inline functions of headers that several instruction sets share must be inlined: a copy compiled for one of them
 // could otherwise be linked into the others.)
 
-// Rows of a pass cut into tiles of at most kMostTile, as equal as can be.
+// Rows of a pass cut into tiles, as equal as can be: one if they all fit it, else such as are multiplied fastest.
 struct Tiles {
   int rows = 0, count = 0, small = 0, larger = 0;  // the first `larger` tiles have small + 1 rows
 
   [[gnu::always_inline]] explicit Tiles(int rows_)
-      : rows(rows_), count((rows_ + kMostTile - 1) / kMostTile), small(rows_ / count), larger(rows_ % count) {}
+      : rows(rows_),
+        count(rows_ <= kMostTile ? 1 : (rows_ + kUsualTile - 1) / kUsualTile),
+        small(rows_ / count),
+        larger(rows_ % count) {}
   [[gnu::always_inline]] int size(int tile) const { return small + (tile < larger ? 1 : 0); }
   [[gnu::always_inline]] int first(int tile) const { return small * tile + (tile < larger ? tile : larger); }
+};
+
+// Some tiles that lie side by side, and their rows.
+struct TileRange {
+  int first, last;  // tiles
+  int row, rows;
+
+  [[gnu::always_inline]] TileRange(const Tiles& tiles, int number)
+      : first(number * kTilesAtOnce),
+        last(first + kTilesAtOnce < tiles.count ? first + kTilesAtOnce : tiles.count),
+        row(tiles.first(first)),
+        rows(tiles.first(last) - row) {}
+  [[gnu::always_inline]] static int count(const Tiles& tiles) { return (tiles.count + kTilesAtOnce - 1) / kTilesAtOnce; }
 };
 
 // Where a row lies among tiles.
 struct Place {
   int first, size, at;  // first row and rows of its tile, and its number there
 
+  [[gnu::always_inline]] Place(int first_, int size_, int at_) : first(first_), size(size_), at(at_) {}
   [[gnu::always_inline]] Place(const Tiles& tiles, int row) {
     const int edge = (tiles.small + 1) * tiles.larger;
     const int tile = row < edge ? row / (tiles.small + 1) : tiles.larger + (row - edge) / tiles.small;

@@ -48,39 +48,64 @@ struct Rows {
 
   // ---- rows for the linear kernels ---------------------------------------------------------------------------------
 
-  // 32 numbers of one row become int8 with one scale.  NaN and infinity make the scale NaN, so that they are not lost.
-  static void quantize_group(const float* from, int group, const Place& place, const Activations& to) {
-    const int m = place.size, at = place.at;
-    const Float low = L::load(from), high = L::load(from + 16);
-    const float most = L::largest(L::max(L::absolute(low), L::absolute(high)));
-    const float poison = L::sum(L::add(L::mul(low, L::zero()), L::mul(high, L::zero())));
-    const float scale = most / 127.0f + poison;
-    const Float inverse = L::set(most > 0.0f ? 127.0f / most : 0.0f), limit = L::set(127.0f), least = L::set(-127.0f);
-    alignas(64) std::int8_t bytes[kGroup];
-    std::int32_t sums[2];
-    for (int half = 0; half < 2; ++half) {
-      const Float scaled = L::mul(half ? high : low, inverse);
-      const Int code = L::round(L::min(L::max(scaled, least), limit));
-      L::store_signed_bytes(bytes + 16 * half, code);
-      sums[half] = L::sum_int(code);
+  // Sixteen groups of 32 numbers, or fewer, become int8 with one scale each.  NaN and infinity make the scale NaN, so that
+  // they are not lost.
+  //
+  //   from(i)   the numbers of group i          at(i)    where they go: {number of the group in its row, place of the row}
+  template <class From, class At>
+  static void quantize_groups(int count, From from, At at, const Activations& to) {
+    Int sizes[16], sums[2][16];
+    for (int i = 0; i < 16; ++i) sizes[i] = sums[0][i] = sums[1][i] = L::set_int(0);
+    for (int i = 0; i < count; ++i) {
+      // As whole numbers magnitudes are in order too, and NaN is the largest.
+      sizes[i] = L::max_int(L::as_int(L::absolute(L::load(from(i)))), L::as_int(L::absolute(L::load(from(i) + 16))));
     }
-    const std::size_t base = place.first;
-    std::int32_t* quads = to.quads + base * (to.inputs / kQuad) + std::size_t(group) * (kGroup / kQuad) * m + at;
-    for (int q = 0; q < kGroup / kQuad; ++q) std::memcpy(quads + q * m, bytes + kQuad * q, kQuad);
-    const std::size_t one = base * (to.inputs / kGroup) + std::size_t(group) * m + at;
-    const std::size_t two = base * (to.inputs / 16) + std::size_t(2 * group) * m + at;
-    to.scales[one] = scale;
-    for (int i = 0; i < kZeroPoints; ++i) {
-      if (!to.starts[i]) continue;
-      if (kZeros[i].scale_group == 32) {
-        to.starts[i][one] = -kZeros[i].zero * (sums[0] + sums[1]);
-      } else {
-        to.starts[i][two] = -kZeros[i].zero * sums[0];
-        to.starts[i][two + m] = -kZeros[i].zero * sums[1];
+    const Float largest = L::as_float(L::largest_each_int(sizes));
+    const Float scale = L::fma(largest, L::zero(), L::div(largest, L::set(127.0f)));
+    alignas(64) float inverses[16], scales[16], scaled_sums[16];
+    L::store(inverses, L::min(L::div(L::set(127.0f), largest), L::set(3.0e38f)));
+    L::store(scales, scale);
+    const Float limit = L::set(127.0f), least = L::set(-127.0f);
+    for (int i = 0; i < count; ++i) {
+      alignas(64) std::int8_t bytes[kGroup];
+      const Float inverse = L::set(inverses[i]);
+      for (int half = 0; half < 2; ++half) {
+        const Float scaled = L::mul(L::load(from(i) + 16 * half), inverse);
+        sums[half][i] = L::round(L::min(L::max(scaled, least), limit));
+        L::store_signed_bytes(bytes + 16 * half, sums[half][i]);
+      }
+      const auto [group, place] = at(i);
+      std::int32_t* quads = to.quads + std::size_t(place.first) * (to.inputs / kQuad) +
+                            std::size_t(group) * (kGroup / kQuad) * place.size + place.at;
+      for (int q = 0; q < kGroup / kQuad; ++q) std::memcpy(quads + q * place.size, bytes + kQuad * q, kQuad);
+    }
+    alignas(64) std::int32_t halves[2][16];
+    const Int low = L::sum_each_int(sums[0]), high = L::sum_each_int(sums[1]);
+    L::store_int(halves[0], low), L::store_int(halves[1], high);
+    L::store(scaled_sums, L::mul(scale, L::to_float(L::add_int(low, high))));
+    for (int i = 0; i < count; ++i) {
+      const auto [group, place] = at(i);
+      const std::size_t one = std::size_t(place.first) * (to.inputs / kGroup) + std::size_t(group) * place.size + place.at;
+      const std::size_t two = std::size_t(place.first) * (to.inputs / 16) + std::size_t(2 * group) * place.size + place.at;
+      to.scales[one] = scales[i];
+      to.scaled_sums[one] = scaled_sums[i];
+      for (int zero = 0; zero < kZeroPoints; ++zero) {
+        std::int32_t* starts = to.starts[zero];
+        if (!starts) continue;
+        if (kZeros[zero].scale_group == kGroup) {
+          starts[one] = -kZeros[zero].zero * (halves[0][i] + halves[1][i]);
+        } else {
+          starts[two] = -kZeros[zero].zero * halves[0][i];
+          starts[two + place.size] = -kZeros[zero].zero * halves[1][i];
+        }
       }
     }
-    to.scaled_sums[one] = scale * float(sums[0] + sums[1]);
   }
+
+  struct GroupAt {
+    int group;
+    Place place;
+  };
 
   static void spread(const float* from, int first_input, int count, const Place& place, const Activations& to) {
     const int m = place.size;
@@ -91,23 +116,30 @@ struct Rows {
   // `count` numbers of a row, from input `first` on, in whichever forms the next layer reads.
   static void prepare(const float* from, int first, int count, const Place& place, const Activations& to) {
     if (to.quads) {
-      for (int i = 0; i < count; i += kGroup) quantize_group(from + i, (first + i) / kGroup, place, to);
+      for (int i = 0; i < count; i += 16 * kGroup) {
+        quantize_groups(std::min(16, (count - i) / kGroup), [&](int g) { return from + i + g * kGroup; },
+                        [&](int g) { return GroupAt{(first + i) / kGroup + g, place}; }, to);
+      }
     }
     if (to.values) spread(from, first, count, place, to);
   }
 
-  // x / sqrt(mean(x^2) + epsilon) * weight, in chunks so that the result never leaves the cache.
-  static void normalize(const float* x, const float* weight, int width, float epsilon, float* out) {
+  // 1 / sqrt(mean(x^2) + epsilon)
+  static float norm_factor(const float* x, int width, float epsilon) {
     Float squares = L::zero();
     int i = 0;
     for (; i + 16 <= width; i += 16) squares = L::fma(L::load(x + i), L::load(x + i), squares);
     float total = L::sum(squares);
     for (; i < width; ++i) total += x[i] * x[i];
-    const float factor = 1.0f / std::sqrt(total / float(width) + epsilon);
-    for (i = 0; i + 16 <= width; i += 16) {
+    return 1.0f / std::sqrt(total / float(width) + epsilon);
+  }
+
+  static void apply_norm(const float* x, const float* weight, float factor, int count, float* out) {
+    int i = 0;
+    for (; i + 16 <= count; i += 16) {
       L::store(out + i, L::mul(L::mul(L::load(x + i), L::set(factor)), L::load(weight + i)));
     }
-    for (; i < width; ++i) out[i] = x[i] * factor * weight[i];
+    for (; i < count; ++i) out[i] = x[i] * factor * weight[i];
   }
 
   // ---- what happens to a panel's sums ------------------------------------------------------------------------------
@@ -131,19 +163,22 @@ struct Rows {
   }
 
   static void finish_gate(float* gate, const float* up, bool is_gelu, int panel, int columns, const Tiles& tiles,
-                          const Activations& to) {
+                          const TileRange& range, const Activations& to) {
     Place place(tiles, 0);
-    for (int tile = 0; tile < tiles.count; ++tile) {
+    for (int tile = range.first; tile < range.last; ++tile) {
       place.first = tiles.first(tile), place.size = tiles.size(tile);
-      for (place.at = 0; place.at < place.size; ++place.at) {
-        const int m = place.first + place.at;
-        float* both = gate + m * kPanel;
-        for (int half = 0; half < 2; ++half) {
-          const Float g = L::load(both + 16 * half), u = L::load(up + m * kPanel + 16 * half);
-          L::store(both + 16 * half, L::mul(is_gelu ? gelu(g) : silu(g), u));
-        }
-        prepare(both, panel * kPanel, columns, place, to);
+      float* rows = gate + (place.first - range.row) * kPanel;
+      const float* other = up + (place.first - range.row) * kPanel;
+      for (int i = 0; i < place.size * kPanel; i += 16) {
+        const Float g = L::load(rows + i);
+        L::store(rows + i, L::mul(is_gelu ? gelu(g) : silu(g), L::load(other + i)));
       }
+      if (to.quads) {
+        quantize_groups(place.size, [&](int m) { return rows + m * kPanel; },
+                        [&](int m) { return GroupAt{panel, Place{place.first, place.size, m}}; }, to);
+      }
+      if (!to.values) continue;
+      for (place.at = 0; place.at < place.size; ++place.at) spread(rows + place.at * kPanel, panel * kPanel, columns, place, to);
     }
   }
 
@@ -188,21 +223,41 @@ struct Rows {
   template <int heads>
   static void attend(const float* query, const std::uint16_t* keys, const std::uint16_t* values, int width,
                      const std::int32_t* slots, int oldest, int newest, float* scores, int capacity, float* out) {
-    constexpr int kKeysAhead = 8, kValuesAhead = 16;
+    constexpr int kValuesAhead = 16, together = heads >= 7 ? 2 : heads >= 4 ? 4 : 8;  // keys whose sums fit the registers
     const int start = oldest & ~15, count = newest - start + 1, padded = (count + 15) & ~15;
-    for (int p = oldest; p <= newest; ++p) {
-      const std::uint16_t* key = keys + std::size_t(slots[p]) * width;
-      const std::uint16_t* later = keys + std::size_t(slots[std::min(p + kKeysAhead, newest)]) * width;
-      for (int i = 0; i < width; i += kPanel) __builtin_prefetch(later + i);
-      Float dots[heads];
-      for (int h = 0; h < heads; ++h) dots[h] = L::zero();
-      for (int i = 0; i < width; i += 16) {
-        const Float k = L::from_half(key + i);
+    Float dots[heads][16];
+    for (int h = 0; h < heads; ++h) {
+      for (int j = 0; j < 16; ++j) dots[h][j] = L::zero();
+    }
+    for (int base = start; base <= newest; base += 16) {
+      for (int some = 0; some < 16 && base + some <= newest; some += together) {
+        const std::uint16_t* key[together];
+        for (int j = 0; j < together; ++j) {
+          const int p = base + some + j;
+          key[j] = keys + std::size_t(slots[std::clamp(p, oldest, newest)]) * width;  // what is out of range is not used
+          const std::uint16_t* later = keys + std::size_t(slots[std::min(p + 16, newest)]) * width;
+          for (int i = 0; i < width; i += kPanel) __builtin_prefetch(later + i);
+        }
+        Float sums[heads][together];
+        for (int h = 0; h < heads; ++h) {
+          for (int j = 0; j < together; ++j) sums[h][j] = L::zero();
+        }
+        for (int i = 0; i < width; i += 16) {
+          Float k[together];
 #pragma GCC unroll 8
-        for (int h = 0; h < heads; ++h) dots[h] = L::fma(k, L::load(query + h * width + i), dots[h]);
+          for (int j = 0; j < together; ++j) k[j] = L::from_half(key[j] + i);
+#pragma GCC unroll 8
+          for (int h = 0; h < heads; ++h) {
+            const Float q = L::load(query + h * width + i);
+#pragma GCC unroll 8
+            for (int j = 0; j < together; ++j) sums[h][j] = L::fma(k[j], q, sums[h][j]);
+          }
+        }
+        for (int h = 0; h < heads; ++h) {
+          for (int j = 0; j < together; ++j) dots[h][some + j] = sums[h][j];
+        }
       }
-#pragma GCC unroll 8
-      for (int h = 0; h < heads; ++h) scores[h * capacity + p - start] = L::sum(dots[h]);
+      for (int h = 0; h < heads; ++h) L::store(scores + h * capacity + base - start, L::sum_each(dots[h]));
     }
     float totals[heads];
     for (int h = 0; h < heads; ++h) totals[h] = softmax(scores + h * capacity, oldest - start, count, padded);
