@@ -18,6 +18,7 @@ from outrider.audit.parts import Load, Parts
 from outrider.audit.report import CheckResult, FaultResult, Report
 from outrider.audit.stages import FALSE_ALARM, Effort, FrequencyStages, TextStages
 from outrider.errors import ConfigError
+from outrider.kernels.native import set_threads
 from outrider.target.base import TargetModel
 from outrider.verify import Verifier, registered
 
@@ -107,6 +108,11 @@ def audit(
     return Report(**names, checks=tuple(checks), faults=tuple(faults), false_alarm=alarm, seconds=seconds)
 
 
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+    set_threads(1)
+
+
 @contextmanager
 def _workers(count: int) -> Iterator[Workers]:
     if count == 0:
@@ -114,5 +120,5 @@ def _workers(count: int) -> Iterator[Workers]:
         return
     # Threads of torch do not survive a fork, so the processes begin afresh.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(count, context, initializer=_one_thread) as pool:
         yield pool

@@ -106,9 +106,7 @@ class TextStages:
         effort: how much to do.
     """
 
-    def __init__(
-        self, parts: Parts, others: Sequence[Parts], prompts: Sequence[Sequence[int]], effort: Effort
-    ) -> None:
+    def __init__(self, parts: Parts, others: Sequence[Parts], prompts: Sequence[Sequence[int]], effort: Effort) -> None:
         self._parts, self._effort = parts, effort
         self._engines = (parts, *others)
         self._prompts, self._few = prompts, prompts[:FEW]
