@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from outrider.drafters.base import DrafterConfig, automatic_config, changed, check_options, make_config, option
 from outrider.errors import ConfigError
@@ -72,3 +72,5 @@ class Speculation:
 
 
 AUTOMATIC = "auto"
+AuditScope = Literal["all", "texts", "greedy"]
+"""What an audit checks: texts and frequencies, texts alone, or greedy texts alone."""

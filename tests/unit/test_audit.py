@@ -31,10 +31,10 @@ from outrider.audit.frequencies import ITSELF, TARGET, Here, Redraw, caught_afte
 from outrider.audit.parts import PAGE
 from outrider.audit.report import CheckResult, FaultResult, Report
 from outrider.audit.stages import FALSE_ALARM, FrequencyStages
-from outrider.audit.tie import penalised, rounding, survivors
 from outrider.drafters.draft_model import DraftModel
 from outrider.errors import ConfigError
 from outrider.sampling.sampler import RequestSampler
+from outrider.tie import penalised, rounding, survivors
 from outrider.verify import Verdict, make_verifier
 from outrider.verify.coupled import Coupled
 from outrider.verify.rejection import Rejection
@@ -205,6 +205,27 @@ def test_a_wrong_rule_fails_the_whole_audit_and_a_lossy_one_is_refused() -> None
     lossy.lossless = False  # type: ignore[misc]
     with pytest.raises(ConfigError, match="does not promise to be lossless"):
         audit(replace(engine, verifier=lossy), PROMPTS, model="tiny")
+
+
+def test_other_methods_are_compared_too() -> None:
+    engine = parts()
+    others = [parts("suffix")]
+    effort = Effort(scope="greedy", tokens=8)
+    report = audit(engine, PROMPTS * 4, model="tiny", others=others, effort=effort)
+    names = [check.name for check in report.checks]
+    assert report.passed
+    assert [sum(method in name for name in names) for method in ("ngram", "suffix")] == [1, 1]
+    assert all(f"{4 * len(PROMPTS)} of {4 * len(PROMPTS)} texts" in check.detail for check in report.checks[:2])
+    assert report.false_alarm == 0.0
+
+
+def test_a_fault_in_another_method_is_told() -> None:
+    engine = parts()
+    batch = decode_plainly(engine, GREEDY, PROMPTS, tokens=24, seed=0)
+    broken = IN_TEXTS[0].plant(with_decoys(engine, batch))
+    report = audit(engine, PROMPTS, model="tiny", others=[broken], effort=Effort(scope="greedy", tokens=24))
+    assert [check.name for check in report.checks if not check.passed] == ["greedy: decoys, coupled"]
+    assert not report.passed
 
 
 def test_a_whole_small_audit() -> None:

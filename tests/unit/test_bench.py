@@ -11,8 +11,9 @@ import pytest
 import torch
 from tiny_folder import make_folder
 
+from outrider import tie
 from outrider.bench import runner
-from outrider.bench.equality import TIE, first_difference
+from outrider.bench.equality import first_difference
 from outrider.bench.machine import bytes_per_token, facts, parameter_bytes
 from outrider.bench.page import page
 from outrider.bench.prompts import COMPLETE_CODE, read_prompts
@@ -266,7 +267,7 @@ class TestBench:
 
     def test_a_tie_is_excused_and_counted(self, bench: Bench, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(registered()["coupled"], "accept", accept_everything)
-        monkeypatch.setitem(TIE, torch.float32, 1e9)
+        monkeypatch.setattr(tie, "SCORE", 1e9)
         flags = ("--backend", "hf", "--algorithms", "draft_model", "--speculative-draft-model-path", drafter)
         for entry in overall(bench(*flags), "draft_model"):
             facts = entry["identical"]

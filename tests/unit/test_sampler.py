@@ -193,11 +193,12 @@ BAD = {
     "logprobs": (-1,),
     "prompt_logprobs": (-1,),
     "n": (0, -2),
-    "stop": (("",), (1,)),
-    "bad_words": (((),), ((-1,),)),
-    "allowed_token_ids": ((), (-1,)),
-    "stop_token_ids": ((-5,),),
-    "logit_bias": ({-1: 0.0}, {1: math.nan}),
+    "stop": (("",), (1,), 5),
+    "bad_words": (((),), ((-1,),), (1, 2), 7, "no"),
+    "allowed_token_ids": ((), (-1,), 3),
+    "stop_token_ids": ((-5,), 1, ("a",)),
+    "logit_bias": ({-1: 0.0}, {1: math.nan}, {1: "much"}, {"a": 1.0}, [1, 2], 4, None),
+    "processors": (3, (None,)),
 }
 
 
@@ -208,7 +209,7 @@ def test_values_out_of_range_name_the_field(field: str, value: object) -> None:
 
 
 def test_every_bounded_field_is_covered_above() -> None:
-    unbounded = {"ignore_eos", "skip_special_tokens", "processors", "speculate"}
+    unbounded = {"ignore_eos", "skip_special_tokens", "speculate"}
     assert {item.name for item in dataclasses.fields(SamplingParams)} == set(BAD) | unbounded
 
 

@@ -9,12 +9,12 @@ from typing import Final
 from outrider.audit.decoys import Answers, Decoys
 from outrider.audit.parts import PAGE, Parts
 from outrider.audit.report import CheckResult
-from outrider.audit.tie import Judge, Judgement, rounding
 from outrider.drafters.none import NoDraft
 from outrider.errors import NumericsError
 from outrider.metrics import SpeculationStats
 from outrider.request import Request
 from outrider.sampling.params import SamplingParams
+from outrider.tie import Judge, Judgement, rounding
 
 ROW_SLACK: Final = 10.0
 """Log-probabilities may differ by this many roundings of a score: they add up over a whole row."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Load = Callable[[str], "tuple[TargetModel, Tokenizer | None]"]
 """Loads a draft model by the name the user gave it."""
 PAGE = 16
+ABREAST = 32
+"""Most texts that are completed at a time; the others wait, and join as those end."""
 
 
 def _unchanged(drafter: Drafter) -> Drafter:
@@ -84,13 +86,13 @@ class Parts:
         )
 
     def complete(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Request]:
-        """Complete prompts side by side.
+        """Complete prompts, many side by side.
 
         Raises:
             NumericsError: the target's logits hold NaN or infinity.
         """
         longest = max(len(prompt) + (wish.max_tokens or 0) for prompt, wish in zip(prompts, params, strict=True))
-        engine = self.build(len(prompts), longest)
+        engine = self.build(min(len(prompts), ABREAST), longest)
         requests = [engine.submit(prompt, wish) for prompt, wish in zip(prompts, params, strict=True)]
         while not engine.idle:
             engine.step()

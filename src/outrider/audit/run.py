@@ -18,6 +18,7 @@ from outrider.audit.parts import Load, Parts
 from outrider.audit.report import CheckResult, FaultResult, Report
 from outrider.audit.stages import FALSE_ALARM, Effort, FrequencyStages, TextStages
 from outrider.errors import ConfigError
+from outrider.kernels.native import set_threads
 from outrider.target.base import TargetModel
 from outrider.verify import Verifier, registered
 
@@ -60,6 +61,7 @@ def audit(
     prompts: Sequence[Sequence[int]],
     *,
     model: str,
+    others: Sequence[Parts] = (),
     effort: Effort | None = None,
     progress: bool = False,
 ) -> Report:
@@ -69,6 +71,7 @@ def audit(
         parts: the user's engine.
         prompts: token ids.
         model: the model's name, for the report.
+        others: the same engine with other drafters; their texts are compared too.
         effort: how much to do.
         progress: show a progress bar.
 
@@ -76,17 +79,19 @@ def audit(
         ConfigError: the acceptance rule does not promise to be lossless.
         RequestError: a prompt is empty or leaves no room for output.
     """
-    check_lossless(parts.verifier)
+    for engine in (parts, *others):
+        check_lossless(engine.verifier)
     effort, began = effort or Effort(), time.perf_counter()
     loader = NotingLoader(parts.load)
     parts = replace(parts, load=loader)
     parts.build(1, 1)  # loads the draft models
+    others = [replace(engine, load=loader) for engine in others]
     checks: list[CheckResult] = []
     faults: list[FaultResult] = []
     with Progress(disable=not progress, transient=True) as bar, _workers(effort.workers) as workers:
-        texts = TextStages(parts, prompts, effort)
-        frequencies = FrequencyStages(parts, prompts, effort, loader.models, workers)
-        stages = [*texts.stages(), *frequencies.stages()]
+        stages = TextStages(parts, others, prompts, effort).stages()
+        if effort.scope == "all":
+            stages += FrequencyStages(parts, prompts, effort, loader.models, workers).stages()
         task = bar.add_task("auditing", total=len(stages))
         for stage in stages:
             bar.update(task, description=stage.name)
@@ -97,8 +102,15 @@ def audit(
                 checks.append(result)
             bar.advance(task)
     seconds = time.perf_counter() - began
-    names = {"model": model, "algorithm": parts.config.method, "verifier": parts.verifier.name}
-    return Report(**names, checks=tuple(checks), faults=tuple(faults), false_alarm=FALSE_ALARM, seconds=seconds)
+    algorithms = ", ".join(engine.config.method for engine in (parts, *others))
+    names = {"model": model, "algorithm": algorithms, "verifier": parts.verifier.name}
+    alarm = FALSE_ALARM if effort.scope == "all" else 0.0  # texts are not compared by chance
+    return Report(**names, checks=tuple(checks), faults=tuple(faults), false_alarm=alarm, seconds=seconds)
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+    set_threads(1)
 
 
 @contextmanager
@@ -108,5 +120,5 @@ def _workers(count: int) -> Iterator[Workers]:
         return
     # Threads of torch do not survive a fork, so the processes begin afresh.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(count, context, initializer=_one_thread) as pool:
         yield pool

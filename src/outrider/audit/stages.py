@@ -36,7 +36,7 @@ from outrider.audit.frequencies import (
 from outrider.audit.parts import Parts, rows_after
 from outrider.audit.recorded import Recording, record
 from outrider.audit.report import CheckResult, FaultResult
-from outrider.config import Speculation
+from outrider.config import AuditScope, Speculation
 from outrider.drafters.base import DrafterConfig
 from outrider.drafters.draft_model import DraftModel
 from outrider.errors import ConfigError
@@ -51,6 +51,8 @@ TEXT_LENGTH: Final = 3
 """Tokens whose joint frequencies are compared."""
 WIDTH: Final = 6
 """Most probable tokens a recorded row keeps."""
+FEW: Final = 12
+"""Prompts for which faults are planted and decoys drafted, however many there are."""
 LONGEST_PREFIX: Final = 64
 TEMPERATURES: Final = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
 EVEN: Final = 30.0
@@ -67,6 +69,8 @@ DEEP: Final = 8
 class Effort:
     """How much an audit does."""
 
+    scope: AuditScope = "all"
+    """What is checked."""
     tokens: int = 32
     """Tokens per text."""
     draws: int = 100_000
@@ -93,24 +97,34 @@ class Stage:
 
 
 class TextStages:
-    """Greedy and seeded texts against plain decoding, and the faults that show there."""
+    """Greedy and seeded texts against plain decoding, and the faults that show there.
 
-    def __init__(self, parts: Parts, prompts: Sequence[Sequence[int]], effort: Effort) -> None:
-        self._parts, self._prompts, self._effort = parts, prompts, effort
+    Args:
+        parts: the user's engine.
+        others: the same with other drafters, whose texts are compared too.
+        prompts: token ids; faults are planted, and decoys drafted, for the first few.
+        effort: how much to do.
+    """
+
+    def __init__(self, parts: Parts, others: Sequence[Parts], prompts: Sequence[Sequence[int]], effort: Effort) -> None:
+        self._parts, self._effort = parts, effort
+        self._engines = (parts, *others)
+        self._prompts, self._few = prompts, prompts[:FEW]
         self._exact = effort.exact or parts.target.row_invariant
-        self._plain: dict[str, Batch] = {}
+        self._plain: dict[tuple[str, int], Batch] = {}
         # Texts repeat under rules that add no dice; where the user's own does, the default rule is compared instead.
-        repeats = parts.verifier.draws.repeats_plain_text
         self._default = replace(parts, verifier=make_verifier(Speculation().verifier))
-        self._seeded = parts if repeats else self._default
 
     def stages(self) -> list[Stage]:
         """Everything there is to do."""
         found = []
-        for setting in (GREEDY, PENALTIES, *SAMPLED):
-            engine = self._parts if setting.params.greedy else self._seeded
-            name = f"{setting.name}: {engine.config.method}, {engine.verifier.name}"
-            found.append(Stage(name, partial(self._method, name, engine, setting)))
+        settings = (GREEDY,) if self._effort.scope == "greedy" else (GREEDY, PENALTIES, *SAMPLED)
+        for setting in settings:
+            for engine in self._engines:
+                repeats = setting.params.greedy or engine.verifier.draws.repeats_plain_text
+                engine = engine if repeats else replace(engine, verifier=self._default.verifier)
+                name = f"{setting.name}: {engine.config.method}, {engine.verifier.name}"
+                found.append(Stage(name, partial(self._method, name, engine, setting)))
             name = f"{setting.name}: decoy trees"
             found.append(Stage(name, partial(self._decoys, name, setting, None)))
         found += [Stage(fault.name, partial(self._plant, fault)) for fault in IN_TEXTS]
@@ -123,7 +137,7 @@ class TextStages:
     def _related(self) -> Batch:
         """What plain decoding makes of prompts that begin alike, each computed by itself."""
         most = self._parts.target.context_length - self._effort.tokens
-        texts = related_texts(self._prompts, most)
+        texts = related_texts(self._few, most)
         return decode_plainly(self._parts, GREEDY, texts, tokens=self._effort.tokens, seed=self._effort.seed)
 
     def _prefixes(self, fault: Fault | None) -> CheckResult:
@@ -135,18 +149,19 @@ class TextStages:
         result = self._prefixes(fault)
         return FaultResult(fault.name, not result.passed, "" if result.passed else PREFIXES, result.detail)
 
-    def _batch(self, setting: Setting) -> Batch:
-        if setting.name not in self._plain:
-            self._plain[setting.name] = decode_plainly(
-                self._parts, setting, self._prompts, tokens=self._effort.tokens, seed=self._effort.seed
+    def _batch(self, setting: Setting, prompts: Sequence[Sequence[int]]) -> Batch:
+        key = setting.name, len(prompts)
+        if key not in self._plain:
+            self._plain[key] = decode_plainly(
+                self._parts, setting, prompts, tokens=self._effort.tokens, seed=self._effort.seed
             )
-        return self._plain[setting.name]
+        return self._plain[key]
 
     def _method(self, name: str, engine: Parts, setting: Setting) -> CheckResult:
-        return check_texts(name, self._parts, engine, self._batch(setting), exact=self._exact)
+        return check_texts(name, self._parts, engine, self._batch(setting, self._prompts), exact=self._exact)
 
     def _decoys(self, name: str, setting: Setting, fault: Fault | None) -> CheckResult:
-        batch = self._batch(setting)
+        batch = self._batch(setting, self._few)
         engine = with_decoys(self._default, batch)
         return check_texts(name, self._parts, fault.plant(engine) if fault else engine, batch, exact=self._exact)
 

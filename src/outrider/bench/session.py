@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outrider.bench import machine
-from outrider.bench.equality import TIE, Difference, compare, repeats_plain_text
+from outrider.bench.equality import Difference, compare, repeats_plain_text
 from outrider.bench.prompts import Row, encode_prompts, form, read_prompts
 from outrider.bench.report import MEANINGS, SCHEMA_VERSION, arm_json, sample_json, summarise
 from outrider.bench.runner import Arm, Models, Sample, Workload, grid, run
@@ -103,7 +103,7 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
     before = machine.read_bandwidth(models.target.device)
     samples = list(run(models, workload, advance))
     bandwidth = max(before, machine.read_bandwidth(models.target.device))  # a ceiling is what the machine can do
-    differences = _differences(models, workload, samples, 0.0 if models.target.row_invariant else TIE[dtype])
+    differences = _differences(models, workload, samples, dtype)
     entries = summarise(samples, arms, differences)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -151,7 +151,7 @@ def _option_values(config: DrafterConfig) -> list[Any]:
 
 
 def _differences(
-    models: Models, workload: Workload, samples: Sequence[Sample], tie: float
+    models: Models, workload: Workload, samples: Sequence[Sample], dtype: torch.dtype
 ) -> dict[tuple[str, str], list[Difference]]:
     """Every text that is not plain decoding's, by setting and method, where the rule promises that it is."""
     plain = {_key(sample): sample for sample in samples if sample.arm.plain}
@@ -161,7 +161,7 @@ def _differences(
         if sample.arm.plain or not repeats_plain_text(sample.arm.verifier, sample.setting):
             continue
         params = workload.params(sample.prompt, sample.setting, sample.repeat)
-        difference = compare(judge, plain[_key(sample)], sample, params, tie)
+        difference = compare(judge, plain[_key(sample)], sample, params, dtype, exact=models.target.row_invariant)
         if difference is not None:
             found.setdefault((sample.setting.label, sample.arm.name), []).append(difference)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from outrider.cli import output
 from outrider.cli.options import SPECULATION, ModelFlags, SpeculationFlags
+from outrider.config import AuditScope
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ class EffortFlags:
 
     prompts: Path | None = None
     """JSONL file of prompts, each line with "prompt", "text" or "turns"; by default a dozen built-in ones."""
+    also: str = ""
+    """More drafting methods whose texts are compared, separated by commas; each takes the options it has."""
+    scope: AuditScope = "all"
+    """What is checked: texts and frequencies, texts alone, or greedy texts alone."""
     exact: Annotated[bool, Parameter(negative="")] = False
     """Demand equal tokens even where the backend promises them only up to ties."""
     max_tokens: int = 32
@@ -70,15 +75,26 @@ def audit(
     from outrider.audit import BUILT_IN, Effort, check_lossless, read_prompts
     from outrider.audit import audit as run  # takes seconds, which --help and bad flags need not wait for
 
-    plan = speculation.chosen()
+    methods = [name.strip() for name in effort.also.split(",") if name.strip()]
+    plan = speculation.plan(speculation.speculative_algorithm, ignore_foreign=bool(methods))
+    others = [speculation.plan(name, ignore_foreign=True) for name in methods]
+    speculation.check_used([each.config for each in (plan, *others)])
     check_lossless(plan.verifier)
-    amount = Effort(effort.max_tokens, effort.draws, effort.exact, effort.seed, effort.processes)
+    amount = Effort(
+        scope=effort.scope,
+        tokens=effort.max_tokens,
+        draws=effort.draws,
+        exact=effort.exact,
+        seed=effort.seed,
+        workers=effort.processes,
+    )
     texts = read_prompts(effort.prompts) if effort.prompts else BUILT_IN
     parts = _load(model, plan)
     if parts.tokenizer is None:
         raise ConfigError("this model has no tokenizer, which an audit needs for its prompts")
     encoded = [parts.tokenizer.encode(text) for text in texts]
-    report = run(parts, encoded, model=model.model, effort=amount, progress=sys.stderr.isatty())
+    engines = [replace(parts, config=each.config) for each in others]
+    report = run(parts, encoded, model=model.model, others=engines, effort=amount, progress=sys.stderr.isatty())
     _print(report, as_json)
     return 0 if report.passed else FAILED
 

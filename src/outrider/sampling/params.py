@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -113,9 +113,11 @@ def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
         items = tuple(value)
     except TypeError:
         raise ConfigError(f"{name} must be a sequence, not {value!r}") from None
-    if name == "bad_words":
-        return tuple(tuple(item) for item in items)
-    return items
+    if name != "bad_words":
+        return items
+    if not all(isinstance(item, Iterable) for item in items):
+        raise ConfigError(f"bad_words must hold sequences of token ids, not {items!r}")
+    return tuple(tuple(item) for item in items)
 
 
 def _check_number(name: str, value: Any, low: float, high: float) -> None:
@@ -131,6 +133,11 @@ def _check_number(name: str, value: Any, low: float, high: float) -> None:
 
 
 def _check_contents(params: SamplingParams) -> None:
+    biases = params.logit_bias
+    if not isinstance(biases, Mapping) or not all(isinstance(bias, (int, float)) for bias in biases.values()):
+        raise ConfigError(f"logit_bias must map token ids to numbers, not be {biases!r}")
+    if not all(callable(processor) for processor in params.processors):
+        raise ConfigError("processors must hold functions of (history, logits)")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise ConfigError(f"min_tokens ({params.min_tokens}) must not exceed max_tokens ({params.max_tokens})")
     if any(not isinstance(text, str) or not text for text in params.stop):
@@ -147,7 +154,7 @@ def _check_contents(params: SamplingParams) -> None:
     ]
     if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
         raise ConfigError("logit_bias, stop_token_ids, allowed_token_ids and bad_words take token ids ≥ 0")
-    if any(not math.isfinite(bias) and bias != -_INFINITY for bias in params.logit_bias.values()):
+    if any(not math.isfinite(bias) and bias != -_INFINITY for bias in biases.values()):
         raise ConfigError("logit_bias must hold finite numbers or minus infinity")
 
 

@@ -38,6 +38,8 @@ class Judgement:
 
     shortfall: float
     """How far its score lies below the best that was certain to be available; infinite for one that was truncated."""
+    lead: float
+    """How far apart the two best scores are, noise included."""
     allowed: float
     """Shortfalls up to this are ties."""
     flip: bool
@@ -91,8 +93,9 @@ class Judge:
             score = scaled + gumbel_range((params.seed or 0) % 2**64, len(row), words, row.device).float()
         best = score.masked_fill(~sure, -torch.inf).max()
         shortfall = max(0.0, float(best - score[token])) if possible[token] else math.inf
-        choice = int(score.masked_fill(~chosen_from, -torch.inf).argmax())
-        return Judgement(shortfall, allowed, choice != token, logprob)
+        two = torch.topk(score.masked_fill(~chosen_from, -torch.inf), min(2, len(score)))
+        lead = float(two.values[0] - two.values[-1])
+        return Judgement(shortfall, lead, allowed, int(two.indices[0]) != token, logprob)
 
 
 def penalised(row: torch.Tensor, history: Sequence[int], prompt_length: int, params: SamplingParams) -> torch.Tensor:
