@@ -250,6 +250,7 @@ def pack_all(matrices: Mapping[str, StoredMatrix], kept: PackedEntry | None = No
         start += -(-size // ALIGNMENT) * ALIGNMENT
     arena = Arena(start)
     if start < LEAST_BYTES or kept is None or not kept.read(layout, arena.view):
+        arena = Arena(start)  # what was read of a damaged entry is gone with the other
         for name, kind, inputs, outputs, place, size in layout:
             stored = matrices[name]
             cpu.pack(kind, inputs, outputs, stored.raw(), stored.order, arena.piece(place, size))
