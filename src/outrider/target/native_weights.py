@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -20,8 +21,9 @@ from safetensors import safe_open
 from outrider.errors import ConfigError, ModelError
 from outrider.kernels.native import cpu
 from outrider.target.dequantize import TENSOR_KINDS, dequantize
-from outrider.target.gguf import GGUFFile, GGUFTensor
-from outrider.target.gguf_config import ModelPlan
+from outrider.target.gguf import GGUFFile
+from outrider.target.gguf_config import ModelPlan, check_tensors
+from outrider.target.loading import one_line
 from outrider.target.packed_cache import LEAST_BYTES, PackedEntry
 
 ALIGNMENT: Final = 4096
@@ -78,16 +80,20 @@ class StoredMatrix:
 class WeightSource(Protocol):
     """Hands out a model's numbers under transformers' parameter names."""
 
-    def matrix(self, name: str) -> StoredMatrix:
-        """A two-dimensional parameter.
+    def check(self, due: Mapping[str, tuple[int, ...]]) -> None:
+        """Hold the numbers against the shapes of all of a model's parameters, before any is read.
 
         Raises:
-            ModelError: it is not there, or of a kind the kernels do not know.
+            ModelError: a parameter is missing, or has another shape or a kind that the kernels do not know.
         """
         ...
 
-    def vector(self, name: str) -> Bytes | None:
-        """A one-dimensional parameter as fp32, or None where the model has none."""
+    def matrix(self, name: str) -> StoredMatrix:
+        """A two-dimensional parameter that was checked."""
+        ...
+
+    def vector(self, name: str) -> Bytes:
+        """A one-dimensional parameter that was checked, as fp32."""
         ...
 
 
@@ -98,11 +104,13 @@ class GGUFWeights:
         self._file, self._plan = file, plan
         self._tensors = {parameter: file.tensors[name] for name, parameter in plan.parameters.items()}
 
+    def check(self, due: Mapping[str, tuple[int, ...]]) -> None:
+        """See :class:`WeightSource`."""
+        check_tensors(self._file, self._plan, due)
+
     def matrix(self, name: str) -> StoredMatrix:
         """See :class:`WeightSource`."""
-        tensor = self._find(name)
-        if tensor is None or len(tensor.shape) != 2:
-            raise self._file.fail(f"holds nothing for the model's {name!r}")
+        tensor = self._tensors[name]
         order = self._plan.row_orders.get(tensor.name)
         outputs, inputs = tensor.shape
         return StoredMatrix(
@@ -113,17 +121,20 @@ class GGUFWeights:
             None if order is None else order.numpy(),
         )
 
-    def vector(self, name: str) -> Bytes | None:
+    def vector(self, name: str) -> Bytes:
         """See :class:`WeightSource`."""
-        tensor = self._find(name)
-        if tensor is None:
-            return None
+        tensor = self._tensors[name]
         job = self._file.job(tensor, torch.float32, self._plan.row_orders.get(tensor.name))
         dequantize([job])
         return job.out.numpy()
 
-    def _find(self, name: str) -> GGUFTensor | None:
-        return self._tensors.get(name)
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the library's errors have no common base, and some are torch's
+        raise ModelError(f"{file.name}: cannot be read: {one_line(error)}") from error
 
 
 class MappedTensors(Mapping[str, torch.Tensor]):
@@ -132,11 +143,14 @@ class MappedTensors(Mapping[str, torch.Tensor]):
     def __init__(self, files: Sequence[Path]) -> None:
         self._homes: dict[str, Any] = {}
         for file in files:
-            opened: Any = safe_open(file, framework="pt")
-            self._homes |= dict.fromkeys(opened.keys(), opened)
+            with _readable(file):
+                opened: Any = safe_open(file, framework="pt")
+            self._homes |= dict.fromkeys(opened.keys(), (file, opened))
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._homes[name].get_tensor(name)
+        file, opened = self._homes[name]
+        with _readable(file):
+            tensor: torch.Tensor = opened.get_tensor(name)
         return tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -157,13 +171,25 @@ class TensorWeights:
     def __init__(self, tensors: Mapping[str, torch.Tensor], name: str = "the model") -> None:
         self._tensors, self._name = tensors, name
 
+    def check(self, due: Mapping[str, tuple[int, ...]]) -> None:
+        """See :class:`WeightSource`."""
+        absent = [name for name in due if name not in self._tensors]
+        if absent:
+            raise ModelError(f"{self._name}: its weights hold nothing for the model's {', '.join(absent[:3])}")
+        for name, shape in due.items():
+            tensor = self._tensors[name]
+            if tensor.dtype not in _PLAIN_KINDS:
+                raise ModelError(
+                    f"{self._name}: {name!r} has the precision {tensor.dtype}, for which there are no kernels"
+                )
+            if tuple(tensor.shape) != shape:
+                raise ModelError(
+                    f"{self._name}: {name!r} has the shape {list(tensor.shape)} where {list(shape)} is due"
+                )
+
     def matrix(self, name: str) -> StoredMatrix:
         """See :class:`WeightSource`."""
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise ModelError(f"{self._name} holds nothing for {name!r}")
-        if tensor.dtype not in _PLAIN_KINDS:
-            raise ModelError(f"{self._name}: {name!r} has the precision {tensor.dtype}, for which there are no kernels")
+        tensor = self._tensors[name]
         outputs, inputs = tensor.shape
         return StoredMatrix(
             _PLAIN_KINDS[tensor.dtype],
@@ -172,10 +198,9 @@ class TensorWeights:
             lambda: tensor.detach().contiguous().view(torch.uint8).flatten().numpy(),
         )
 
-    def vector(self, name: str) -> Bytes | None:
+    def vector(self, name: str) -> Bytes:
         """See :class:`WeightSource`."""
-        tensor = self._tensors.get(name)
-        return None if tensor is None else tensor.detach().float().contiguous().numpy()
+        return self._tensors[name].detach().float().contiguous().numpy()
 
 
 class RequantizedWeights:
@@ -184,12 +209,16 @@ class RequantizedWeights:
     def __init__(self, source: WeightSource, quantization: Quantization) -> None:
         self._source, self._kind = source, _QUANTIZED_KIND[quantization]
 
+    def check(self, due: Mapping[str, tuple[int, ...]]) -> None:
+        """See :class:`WeightSource`."""
+        self._source.check(due)
+
     def matrix(self, name: str) -> StoredMatrix:
         """See :class:`WeightSource`."""
         stored = self._source.matrix(name)
         return stored if self._kind is None or stored.kind == self._kind else quantized(stored, self._kind)
 
-    def vector(self, name: str) -> Bytes | None:
+    def vector(self, name: str) -> Bytes:
         """See :class:`WeightSource`."""
         return self._source.vector(name)
 
