@@ -7,9 +7,10 @@ value: a tensor that is there or not, or an entry of its row in ``FAMILIES``.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -47,11 +48,21 @@ _MODULES: Final = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
+_FUSED_MODULES: Final = _MODULES | {
+    "query": "self_attn.qkv_proj",
+    "key": "self_attn.qkv_proj",
+    "value": "self_attn.qkv_proj",
+    "gate": "mlp.gate_up_proj",
+    "up": "mlp.gate_up_proj",
+}
 
 
 @dataclass(frozen=True)
 class Family:
     """What sets a family apart, beyond the tensors it has."""
+
+    modules: Mapping[str, str] = field(default_factory=lambda: _MODULES)
+    """Where each matrix is; those that share a module take its rows one after the other."""
 
     norm_offset: float = 0.0
     """Added to every norm weight."""
@@ -62,6 +73,10 @@ class Family:
     mlp_norm: str = "post_attention_layernorm"
     attention_post_norm: str = ""
     mlp_post_norm: str = ""
+    score_cap: str = ""
+    """Option that bounds attention scores."""
+    logit_cap: str = ""
+    """Option that bounds logits."""
 
 
 _GEMMA: Final = Family(
@@ -71,12 +86,15 @@ _GEMMA: Final = Family(
     mlp_norm="pre_feedforward_layernorm",
     attention_post_norm="post_attention_layernorm",
     mlp_post_norm="post_feedforward_layernorm",
+    logit_cap="final_logit_softcapping",
 )
 FAMILIES: Final[dict[str, Family]] = {
     "llama": Family(),
     "mistral": Family(),
     "qwen2": Family(),
     "qwen3": Family(),
+    "phi3": Family(modules=_FUSED_MODULES),
+    "gemma2": replace(_GEMMA, score_cap="attn_logit_softcapping"),
     "gemma3_text": _GEMMA,
 }
 """transformers' model types that the decoder knows."""
@@ -93,9 +111,8 @@ def reason_against(config: Any) -> str | None:
         return f"the model type {kind!r} is not among those its decoder knows ({known})"
     if getattr(config, FAMILIES[kind].activation) not in _GELUS:
         return "its activation function has no kernel"
-    for option in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
-        if getattr(config, option, None):
-            return f"it uses {option}, which has no kernel"
+    if getattr(config, "use_bidirectional_attention", None):
+        return "its rows see what comes after them (use_bidirectional_attention)"
     if getattr(config, "quantization_config", None):
         return "its weights are quantised in a format for which there are no kernels"
     return None
@@ -114,8 +131,24 @@ class _Shape:
     vocabulary: int
     norm_epsilon: float
     score_scale: float
+    score_cap: float
+    logit_cap: float
     embedding_scale: float
     gelu: bool
+
+    @property
+    def outputs(self) -> dict[str, int]:
+        """Rows of each of a layer's matrices."""
+        query, key = self.heads * self.head_width, self.key_heads * self.head_width
+        return {
+            "query": query,
+            "key": key,
+            "value": key,
+            "output": self.width,
+            "gate": self.inner,
+            "up": self.inner,
+            "down": self.width,
+        }
 
 
 @dataclass(frozen=True)
@@ -144,6 +177,17 @@ class _Plan:
         """Number of decoder blocks."""
         return len(self.windows)
 
+    @property
+    def places(self) -> dict[str, tuple[str, slice]]:
+        """Module of each of a layer's matrices, and which of its rows they are."""
+        taken: Counter[str] = Counter()
+        places = {}
+        for part, rows in self.shape.outputs.items():
+            module = self.family.modules[part]
+            places[part] = module, slice(taken[module], taken[module] + rows)
+            taken[module] += rows
+        return places
+
     @classmethod
     def of(cls, config: Any, blueprint: hf_names.Blueprint, context_length: int) -> _Plan:
         """Raises whatever transformers raises for an impossible configuration, and ValueError."""
@@ -162,6 +206,8 @@ class _Plan:
             vocabulary=config.vocab_size,
             norm_epsilon=float(config.rms_norm_eps),
             score_scale=blueprint.score_scales[0],
+            score_cap=float(getattr(config, family.score_cap, None) or 0),
+            logit_cap=float(getattr(config, family.logit_cap, None) or 0),
             embedding_scale=torch.tensor(config.hidden_size**0.5).item() if family.scales_embedding else 1.0,
             gelu=_GELUS[getattr(config, family.activation)],
         )
@@ -314,9 +360,9 @@ class NativeModel:
 def _matrices(plan: _Plan, weights: WeightSource) -> dict[str, StoredMatrix]:
     """Every matrix, in the order a pass reads them."""
     matrices = {
-        f"{i}.{part}": weights.matrix(f"model.layers.{i}.{module}.weight")
+        f"{i}.{part}": weights.matrix(f"model.layers.{i}.{module}.weight").part(rows)
         for i in range(plan.layers)
-        for part, module in _MODULES.items()
+        for part, (module, rows) in plan.places.items()
     }
     ends = {"embedding": "model.embed_tokens.weight", "head": "lm_head.weight"}
     return matrices | {key: weights.matrix(name) for key, name in ends.items() if name in plan.due}
@@ -336,10 +382,10 @@ def _layer(plan: _Plan, weights: WeightSource, packed: Mapping[str, Any], index:
         "query_norm": "self_attn.q_norm",
         "key_norm": "self_attn.k_norm",
     }
-    biases = {f"{part}_bias": f"{prefix}{module}.bias" for part, module in _MODULES.items()}
+    biases = {part: (f"{prefix}{module}.bias", rows) for part, (module, rows) in plan.places.items()}
     return (
-        {part: packed[f"{index}.{part}"] for part in _MODULES}
-        | {key: weights.vector(name) if name in plan.due else None for key, name in biases.items()}
+        {part: packed[f"{index}.{part}"] for part in plan.places}
+        | {f"{p}_bias": weights.vector(name)[rows] if name in plan.due else None for p, (name, rows) in biases.items()}
         | {key: _norm(plan, weights, f"{prefix}{module}.weight") for key, module in norms.items()}
         | {
             "inverse_frequencies": plan.rotations[index].inverse_frequencies,

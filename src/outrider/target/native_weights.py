@@ -10,7 +10,7 @@ import enum
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -75,6 +75,18 @@ class StoredMatrix:
         """Bytes of the rows it is made of."""
         kind = _KINDS[self.kind]
         return self.outputs * self.inputs // kind.block_elements * kind.block_bytes
+
+    def part(self, rows: slice) -> StoredMatrix:
+        """Some of its outputs, one after the other."""
+        if rows == slice(0, self.outputs):
+            return self
+        assert self.order is None, "no family fuses matrices whose rows lie in another order"
+        each = self.stored_bytes // self.outputs
+        return replace(
+            self,
+            outputs=rows.stop - rows.start,
+            raw=lambda: self.raw()[each * rows.start : each * rows.stop],
+        )
 
 
 class WeightSource(Protocol):
