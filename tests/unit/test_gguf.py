@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import tracemalloc
 from pathlib import Path
 
@@ -35,6 +36,32 @@ def write(folder: Path, content: bytes) -> Path:
     path = folder / "model.gguf"
     path.write_bytes(content)
     return path
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="this system cannot give mapped memory back")
+def test_memory_that_is_given_back_is_read_again(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "large.gguf", "llama")
+    values = np.arange(1 << 22, dtype=np.float32).reshape(-1, 1024)
+    for name in ("a", "b"):
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = read_gguf(tmp_path / "large.gguf")
+    wanted = torch.from_numpy(values).view(torch.uint8)
+    for tensor in file.tensors.values():
+        before = resident()
+        assert torch.equal(file.raw(tensor), wanted)
+        assert resident() > before + tensor.size // 2
+        file.release(tensor)
+        assert resident() < before + tensor.size // 4
+    assert torch.equal(file.raw(file.tensors["a"]), wanted)
+
+
+def resident() -> int:
+    """Bytes of mapped files that are in this process's memory."""
+    return int(Path("/proc/self/statm").read_text().split()[2]) * mmap.PAGESIZE
 
 
 @pytest.fixture(scope="module")

@@ -69,6 +69,8 @@ class StoredMatrix:
     """Makes the stored rows: uint8, flat, one after the other."""
     order: Bytes | None = None
     """int64 [outputs], the stored row of each output; None keeps the order."""
+    release: Callable[[], None] = lambda: None
+    """Gives back the memory that the stored rows take, once they are packed."""
 
     @property
     def stored_bytes(self) -> int:
@@ -131,6 +133,7 @@ class GGUFWeights:
             outputs,
             lambda: self._file.raw(tensor).flatten().numpy(),
             None if order is None else order.numpy(),
+            lambda: self._file.release(tensor),
         )
 
     def vector(self, name: str) -> Bytes:
@@ -239,7 +242,7 @@ def quantized(stored: StoredMatrix, kind: str) -> StoredMatrix:
     """The same matrix in another kind; one whose rows are no multiple of 32 is left as it is."""
     if stored.inputs % 32:
         return stored
-    wanted = StoredMatrix(kind, stored.inputs, stored.outputs, lambda: raw())
+    wanted = StoredMatrix(kind, stored.inputs, stored.outputs, lambda: raw(), release=stored.release)
 
     def raw() -> Bytes:
         made = np.empty(wanted.stored_bytes, dtype=np.uint8)
@@ -295,6 +298,7 @@ def pack_all(matrices: Mapping[str, StoredMatrix], kept: PackedEntry | None = No
         for name, kind, inputs, outputs, place, size in layout:
             stored = matrices[name]
             cpu.pack(kind, inputs, outputs, stored.raw(), stored.order, arena.piece(place, size))
+            stored.release()
         if start >= LEAST_BYTES and kept is not None:
             kept.write(layout, arena.view)
     packed = {
