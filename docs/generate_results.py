@@ -91,7 +91,32 @@ def passes(bench: dict[str, Any]) -> list[str]:
     return [head, "\n".join(lines)]
 
 
-KINDS = {"results": methods, "ratio_of_best": peers, "kernels": passes}
+def memory(bench: dict[str, Any]) -> list[str]:
+    """What ``benchmarks/memory.py`` wrote."""
+    head = f"**Memory** above the bare imports, {bench['model']} with {bench['draft']}, context {bench['context']}:"
+    lines = ["| GB | both loaded | context full | peak |", "|---|---:|---:|---:|"]
+    for name, run in bench["runs"].items():
+        above = run["above_imports_bytes"]
+        figures = [f"{above[step] / 1e9:.2f}" if step in above else "–" for step in ("loaded", "prompted", "peak")]
+        lines.append(f"| {name} | {' | '.join(figures)} |")
+    return [head, "\n".join(lines)]
+
+
+def busy_core(bench: dict[str, Any]) -> list[str]:
+    """What ``benchmarks/busy_core.py`` wrote."""
+    machine, sample = bench["machine"], bench["models"][0]
+    head = (
+        f"**Plain decoding while another process takes one of {machine['usable_cores']} cores**, {machine['cpu']}, "
+        f"medians of {len(sample['tokens_per_s']['alone'])} windows each, interleaved in one run:"
+    )
+    lines = ["| model | alone, tokens/s | busy, tokens/s | loss |", "|---|---:|---:|---:|"]
+    for each in bench["models"]:
+        alone, busy = (f"{each['median_tokens_per_s'][arm]:.1f}" for arm in ("alone", "busy"))
+        lines.append(f"| {each['model']} | {alone} | {busy} | {each['loss']:.0%} |")
+    return [head, "\n".join(lines)]
+
+
+KINDS = {"results": methods, "ratio_of_best": peers, "kernels": passes, "runs": memory, "busy_core": busy_core}
 """Which kind a file is, by a key that only its kind has."""
 
 

@@ -45,13 +45,22 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.7],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 9.0],
+    "partial_rotary_factor": 0.75,
+}
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+PHI = {"pad_token_id": 0, "rope_parameters": LONGROPE}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama, tied": ("llama", {"tie_word_embeddings": True}),
     "llama, one key head": ("llama", {"num_key_value_heads": 1, "num_attention_heads": 16}),
     "llama, odd sizes": ("llama", {"hidden_size": 72, "intermediate_size": 100, "head_dim": 20, "vocab_size": 77}),
+    "llama, a window that it ignores": ("llama", {"sliding_window": 3}),
     "llama, llama3 rope": ("llama", {"rope_parameters": LLAMA3}),
     "llama, yarn rope": ("llama", {"rope_parameters": YARN}),
     "llama, linear rope": ("llama", {"rope_parameters": LINEAR}),
@@ -60,6 +69,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen2, window": ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     "qwen3": ("qwen3", {}),
+    "phi3": ("phi3", {"pad_token_id": 0}),
+    "phi3, window": ("phi3", {"pad_token_id": 0, "sliding_window": 9, "num_key_value_heads": 4}),
+    "phi3, part of a head turns": ("phi3", {"pad_token_id": 0, "rope_parameters": LONGROPE | {"rope_type": "default"}}),
+    "phi3, short longrope": ("phi3", PHI | {"original_max_position_embeddings": CONTEXT}),
+    "phi3, long longrope": ("phi3", PHI | {"original_max_position_embeddings": 32}),
+    "gemma2": ("gemma2", {"sliding_window": 9, "query_pre_attn_scalar": 12}),
+    "gemma2, low caps": ("gemma2", {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0}),
+    "gemma2, no caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma2, odd sizes": ("gemma2", {"vocab_size": 77, "num_attention_heads": 16, "num_key_value_heads": 1}),
+    "gemma3, capped logits": ("gemma3_text", {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 2.0}),
     "gemma3": ("gemma3_text", {"sliding_window": 9, "query_pre_attn_scalar": 12}),
 }
 
@@ -95,7 +114,8 @@ def new_cache(rows: int = 512, page: int = 16) -> PagedCache:
 
 
 def text(length: int, seed: int, vocabulary: int = 77) -> list[int]:
-    return [random.Random(seed).randrange(vocabulary) for _ in range(length)]
+    dice = random.Random(seed)
+    return [dice.randrange(vocabulary) for _ in range(length)]
 
 
 def run(model: Any, cache_: PagedCache, *sequences: SequenceRows) -> torch.Tensor:
@@ -131,6 +151,7 @@ def test_logits_are_those_of_transformers(variant: str) -> None:
         found = run(ours, cache_of(variant, "ours"), rows)
         expected = run(theirs, cache_of(variant, "theirs"), rows)
         spread = float(expected.std())
+        assert float(expected.std(0).mean()) > 0.05, "rows that are alike would hide what one reads of another"
         assert float((found - expected).abs().max()) < 0.01 * spread, "beyond what a 16-bit cache explains"
         assert spread > 0.05
 
@@ -151,11 +172,12 @@ def test_the_comparison_sees_a_row_that_reads_its_sibling() -> None:
 
 @pytest.mark.parametrize("kernels", [] if cpu is None else cpu.kernel_names())
 @pytest.mark.parametrize("quantization", ["none", "w8", "w4"])
-def test_every_instruction_set_gives_the_same_logits(quantization: str, kernels: str) -> None:
+@pytest.mark.parametrize("variant", ["qwen3", "gemma2, low caps", "phi3, long longrope"])
+def test_every_instruction_set_gives_the_same_logits(variant: str, quantization: str, kernels: str) -> None:
     rows = SequenceRows("a", 0, tuple(text(37, seed=2)), branching(3), all_logits=True)
-    expected = run(native("qwen3", quantization), new_cache(), rows)
+    expected = run(native(variant, quantization), new_cache(), rows)
     cpu.select_kernels(kernels)
-    assert torch.equal(run(native("qwen3", quantization), new_cache(), rows), expected)
+    assert torch.equal(run(native(variant, quantization), new_cache(), rows), expected)
 
 
 @cache
@@ -173,7 +195,11 @@ def one_by_one(variant: str, quantization: str, tokens: tuple[int, ...]) -> torc
 @given(data=st.data())
 def test_a_row_has_the_bits_of_plain_decoding(data: st.DataObject) -> None:
     """Chunked prompts, trees, neighbours, scattered pages, threads: nothing moves a bit of a row on the text's path."""
-    variant = data.draw(st.sampled_from(["llama", "qwen3", "mistral, window", "gemma3"]))
+    variant = data.draw(
+        st.sampled_from(
+            ["llama", "qwen3", "mistral, window", "gemma3", "gemma2", "gemma2, low caps", "phi3, long longrope"]
+        )
+    )
     quantization = data.draw(st.sampled_from(["none", "w8", "w4"]))
     tokens = tuple(text(data.draw(st.sampled_from([5, 17, 33, 60])), seed=data.draw(st.integers(0, 2)), vocabulary=77))
     expected = one_by_one(variant, quantization, tokens)
@@ -216,6 +242,17 @@ def tree_around(data: st.DataObject, path: tuple[int, ...]) -> tuple[TokenTree, 
     return builder.build(), nodes
 
 
+def test_the_comparison_sees_a_cap_that_is_left_out() -> None:
+    """Negative control: what the caps do is far more than the bound allows."""
+    rows = SequenceRows("a", 0, tuple(text(39, seed=1)), None, all_logits=True)
+    weights, options = TensorWeights(module("gemma2, low caps").state_dict()), VARIANTS["gemma2, low caps"][1]
+    expected = run(native("gemma2, low caps"), new_cache(), rows)
+    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+        uncapped = AutoConfig.for_model("gemma2", **(SMALL | options | {cap: None}))
+        found = run(NativeModel(uncapped, weights, context_length=CONTEXT), new_cache(), rows)
+        assert float((found - expected).abs().max()) > 0.05 * float(expected.std())
+
+
 def test_hidden_rows_are_the_blocks_outputs() -> None:
     tokens = text(20, seed=4)
     rows = TreeBatch.pack([SequenceRows("a", 0, tuple(tokens), None)])
@@ -232,7 +269,8 @@ def test_what_it_cannot_serve_is_named() -> None:
     for kind, options, reason in (
         ("opt", {}, "opt"),
         ("llama", {"hidden_act": "relu"}, "activation"),
-        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantised"),
     ):
         config = AutoConfig.for_model(kind, **options)
         assert reason in (reason_against(config) or "")
@@ -243,7 +281,7 @@ def test_what_it_cannot_serve_is_named() -> None:
 
 
 def test_frequencies_are_the_models_own() -> None:
-    for variant in ("llama, llama3 rope", "llama, yarn rope", "llama, linear rope", "qwen3"):
+    for variant in ("llama, llama3 rope", "llama, yarn rope", "llama, linear rope", "qwen3", "phi3"):
         expected = module(variant).model.rotary_emb
         frequencies, scale = hf_names.rotary_frequencies(module(variant).config, CONTEXT)[0]
         torch.testing.assert_close(frequencies, expected.inv_freq.float())

@@ -171,6 +171,31 @@ def test_a_row_with_a_number_that_is_none_gives_none() -> None:
         assert np.isfinite(found[[0, 2]]).all()
 
 
+@pytest.mark.parametrize("kernels", [] if cpu is None else cpu.kernel_names())
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 1000])
+def test_a_soft_cap_is_the_tangent_and_the_same_bits_everywhere(kernels: str, count: int) -> None:
+    numbers = 40 * torch.randn(count, generator=torch.Generator().manual_seed(5))
+    numbers[: count // 2] *= 1e-3
+    numbers[0] = 1e30
+    found = {}
+    for name in (kernels, "portable"):
+        cpu.select_kernels(name)
+        found[name] = numbers.numpy().copy()
+        cpu.soft_cap(found[name], 30.0)
+    np.testing.assert_array_equal(found[kernels], found["portable"])
+    exact = 30 * torch.tanh(numbers.double() / 30)
+    assert float((torch.from_numpy(found[kernels]).double() - exact).abs().max()) < 3e-7 * 30
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_a_soft_cap_hides_no_number_that_is_none(poison: float) -> None:
+    numbers = np.ones(20, dtype=np.float32)
+    numbers[[3, 18]] = poison
+    cpu.soft_cap(numbers, 5.0)
+    assert np.isnan(numbers[[3, 18]]).all()
+    assert np.isfinite(np.delete(numbers, [3, 18])).all()
+
+
 @pytest.mark.parametrize(("kind", "bound"), [("Q8_0", 0.006), ("Q4_0", 0.09)])
 @pytest.mark.parametrize("source", KINDS)
 def test_requantising_stays_close(source: str, kind: str, bound: float) -> None:
@@ -195,6 +220,7 @@ def test_requantising_stays_close(source: str, kind: str, bound: float) -> None:
         lambda: cpu.pack("Q8_0", 32, 1, np.zeros(34, dtype=np.uint8), np.array([1]), np.zeros(34 * 32, dtype=np.uint8)),
         lambda: cpu.select_kernels("no such set"),
         lambda: cpu.set_threads(0),
+        lambda: cpu.soft_cap(np.zeros(4, dtype=np.float32), 0.0),
     ],
 )
 def test_wrong_calls_are_refused(wrong) -> None:  # type: ignore[no-untyped-def]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import tracemalloc
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from damage import FUZZ, patched
 from gguf_files import TinyFile, entry, raw_file, tensor_entry
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import ModelError
@@ -34,6 +36,32 @@ def write(folder: Path, content: bytes) -> Path:
     path = folder / "model.gguf"
     path.write_bytes(content)
     return path
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="this system cannot give mapped memory back")
+def test_memory_that_is_given_back_is_read_again(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "large.gguf", "llama")
+    values = np.arange(1 << 22, dtype=np.float32).reshape(-1, 1024)
+    for name in ("a", "b"):
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = read_gguf(tmp_path / "large.gguf")
+    wanted = torch.from_numpy(values).view(torch.uint8)
+    for tensor in file.tensors.values():
+        before = resident()
+        assert torch.equal(file.raw(tensor), wanted)
+        assert resident() > before + tensor.size // 2
+        file.release(tensor)
+        assert resident() < before + tensor.size // 4
+    assert torch.equal(file.raw(file.tensors["a"]), wanted)
+
+
+def resident() -> int:
+    """Bytes of mapped files that are in this process's memory."""
+    return int(Path("/proc/self/statm").read_text().split()[2]) * mmap.PAGESIZE
 
 
 @pytest.fixture(scope="module")
@@ -173,9 +201,6 @@ def header_length(content: bytes) -> int:
     return content.index(b"output_norm.weight") + 4096
 
 
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
 @FUZZ
 @given(data=st.data())
 def test_a_cut_file_is_refused(tmp_path: Path, tiny_bytes: bytes, data: st.DataObject) -> None:
@@ -187,12 +212,7 @@ def test_a_cut_file_is_refused(tmp_path: Path, tiny_bytes: bytes, data: st.DataO
 @FUZZ
 @given(data=st.data())
 def test_a_damaged_file_does_no_harm(tmp_path: Path, tiny_bytes: bytes, data: st.DataObject) -> None:
-    content = bytearray(tiny_bytes)
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, min(header_length(tiny_bytes), len(content) - 8)))
-        patch = data.draw(st.one_of(st.binary(min_size=1, max_size=8), st.sampled_from([b"\xff" * 8, bytes(8)])))
-        content[at : at + len(patch)] = patch
-    read_everything(write(tmp_path, bytes(content)))
+    read_everything(write(tmp_path, patched(data, tiny_bytes, [(0, header_length(tiny_bytes))])))
 
 
 @FUZZ

@@ -12,8 +12,9 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
+from damage import FUZZ_LOADS, patched
 from gguf_files import END, START, TEMPLATE, TOKENS, TinyFile
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -213,18 +214,15 @@ def test_a_file_that_is_not_this_model_is_refused(tmp_path: Path, file: TinyFile
     assert str(caught.value).startswith("tiny.gguf: ")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@FUZZ_LOADS
 @given(data=st.data())
 def test_damaged_metadata_loads_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "tiny.gguf"
     if not path.exists():
         TinyFile().write(path)
         (tmp_path / "whole").write_bytes(path.read_bytes())
-    content = bytearray((tmp_path / "whole").read_bytes())
-    at = data.draw(st.integers(0, content.index(b"tokenizer.ggml.tokens")))
-    patch = data.draw(st.binary(min_size=1, max_size=6))
-    content[at : at + len(patch)] = patch
-    path.write_bytes(content)
+    whole = (tmp_path / "whole").read_bytes()
+    path.write_bytes(patched(data, whole, [(0, whole.index(b"tokenizer.ggml.tokens"))]))
     try:
         loaded(path)
     except ModelError as error:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from damage import FUZZ, patched
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outrider.kernels.native import cpu, missing
 from outrider.target import native_weights, packed_cache
@@ -74,23 +80,77 @@ def test_another_content_shape_or_quantization_is_packed_anew(folder: Path) -> N
     assert model.reads == 8
 
 
-@pytest.mark.parametrize("damage", ["cut", "garbage", "no facts", "other version"])
-def test_a_damaged_entry_is_no_entry(folder: Path, damage: str) -> None:
+def entry(folder: Path) -> tuple[Path, Path]:
+    """The facts and the bytes of the only entry."""
+    (facts,), (packed,) = (list((folder / "packed").glob(f"*.{end}")) for end in ("json", "packed"))
+    return facts, packed
+
+
+DAMAGE: dict[str, Callable[[Path, Path], object]] = {
+    "cut": lambda facts, packed: packed.write_bytes(packed.read_bytes()[:-1]),
+    "longer": lambda facts, packed: packed.write_bytes(packed.read_bytes() + b"x"),
+    "empty": lambda facts, packed: packed.write_bytes(b""),
+    "no bytes": lambda facts, packed: packed.unlink(),
+    "zeros": lambda facts, packed: packed.write_bytes(bytes(packed.stat().st_size)),
+    "one bit": lambda facts, packed: packed.write_bytes(flipped(packed.read_bytes(), 8 * 4000 + 3)),
+    "garbage": lambda facts, packed: facts.write_text("{"),
+    "not UTF-8": lambda facts, packed: facts.write_bytes(b"\xff\xfe"),
+    "a list": lambda facts, packed: facts.write_text("[1]"),
+    "a deep list": lambda facts, packed: facts.write_text("[" * 100_000),
+    "no facts": lambda facts, packed: facts.unlink(),
+    "other version": lambda facts, packed: rewrite(facts, version=0),
+    "other checksum": lambda facts, packed: rewrite(facts, checksum=1),
+    "no checksum": lambda facts, packed: rewrite(facts, checksum=None),
+    "other source": lambda facts, packed: rewrite(facts, stamps=[[1, 2, 3, 4]], hashes=["0"]),
+    "stamps of another type": lambda facts, packed: rewrite(facts, stamps=7, hashes=7),
+}
+
+
+def flipped(content: bytes, bit: int) -> bytes:
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def rewrite(facts: Path, **values: object) -> None:
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | values))
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_entry_is_no_entry(folder: Path, damage: Callable[[Path, Path], object]) -> None:
     model = Model(folder / "m.gguf").write(1)
     first = model.load()
-    (facts,), (packed,) = (list((folder / "packed").glob(f"*.{end}")) for end in ("json", "packed"))
-    if damage == "cut":
-        packed.write_bytes(packed.read_bytes()[:-1])
-    elif damage == "garbage":
-        facts.write_text("{")
-    elif damage == "no facts":
-        facts.unlink()
-    else:
-        facts.write_text(facts.read_text().replace(f'"version": {packed_cache.LAYOUT_VERSION}', '"version": 0'))
+    damage(*entry(folder))
+    assert model.load() == first
+    assert model.reads == 4, "packed anew"
+    assert model.load() == first
+    assert model.reads == 4, "and kept"
+
+
+def test_an_entry_of_another_model_is_no_entry(folder: Path) -> None:
+    other = Model(folder / "other.gguf").write(2)
+    other.load()
+    foreign = [path.read_bytes() for path in entry(folder)]
+    shutil.rmtree(folder / "packed")
+    model = Model(folder / "m.gguf").write(1)
+    first = model.load()
+    for kept, content in zip(entry(folder), foreign, strict=True):
+        kept.write_bytes(content)
     assert model.load() == first
     assert model.reads == 4
+
+
+@FUZZ
+@given(data=st.data())
+def test_no_damage_changes_a_model(folder: Path, data: st.DataObject) -> None:
+    """Patches and cuts anywhere in either file: the next start gets the same bytes, whether packed or read."""
+    model = Model(folder / "m.gguf").write(1)
+    first = model.load()
+    which, length = data.draw(st.sampled_from([(0, 240), (1, 8192)]))  # at least as long as that
+    spoiled = entry(folder)[which]
+    content = patched(data, spoiled.read_bytes(), [(0, length - 8)])
+    spoiled.write_bytes(content[: data.draw(st.one_of(st.none(), st.integers(0, length)))])
     assert model.load() == first
-    assert model.reads == 4
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_but_time(folder: Path) -> None:

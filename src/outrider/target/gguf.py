@@ -67,6 +67,12 @@ class GGUFFile:
         flat = torch.frombuffer(self.data, dtype=torch.uint8, count=tensor.size, offset=tensor.offset)
         return flat.view(math.prod(tensor.shape[:-1]), -1)
 
+    def release(self, tensor: GGUFTensor) -> None:
+        """Give back the memory of a tensor's bytes, which come from the file again when they are read again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self.data.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.size - start)
+
     def job(self, tensor: GGUFTensor, dtype: torch.dtype, order: Tensor | None = None) -> Job:
         """Prepare the dequantising of a tensor into new memory, `out` of the returned job.
 

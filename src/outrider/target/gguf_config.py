@@ -4,6 +4,8 @@ The tables below are the whole knowledge; a file that needs more than they say i
 """
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -133,6 +135,26 @@ def plan_model(file: GGUFFile) -> ModelPlan:
         parameters=_parameters(file, architecture, file.integer(f"{name}.block_count")),
         row_orders=_row_orders(file, architecture, name),
     )
+
+
+def check_tensors(file: GGUFFile, plan: ModelPlan, due: Mapping[str, tuple[int, ...]]) -> None:
+    """Hold a file's tensors against the shapes of all of a model's parameters, before any is read.
+
+    Raises:
+        ModelError: a tensor has no place in the model or another shape, or one is missing.
+    """
+    for name, parameter in plan.parameters.items():
+        shape = file.tensors[name].shape
+        if parameter not in due:
+            raise file.fail(f"tensor {name!r} belongs to {parameter!r}, which this model does not have")
+        if shape != due[parameter]:
+            raise file.fail(f"tensor {name!r} has the shape {list(shape)} where {list(due[parameter])} is due")
+    found = Counter(plan.parameters.values())
+    for parameter in due:
+        if found[parameter] != 1:
+            raise file.fail(
+                f"holds {'several tensors' if found[parameter] else 'nothing'} for the model's {parameter!r}"
+            )
 
 
 def _refuse_unknown_keys(file: GGUFFile, name: str) -> None:

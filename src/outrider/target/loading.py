@@ -3,18 +3,20 @@
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from outrider.errors import ModelError
 from outrider.target import hf_names
 from outrider.target.dequantize import Job, dequantize
 from outrider.target.gguf import GGUFFile, read_gguf
-from outrider.target.gguf_config import ModelPlan, plan_model
+from outrider.target.gguf_config import ModelPlan, check_tensors, plan_model
 from outrider.target.gguf_tokenizer import build_tokenizer
 from outrider.target.tokenizer import Tokenizer
 
@@ -151,7 +153,7 @@ def _fetch_from_hub(model: str) -> Path:
     except Exception as error:  # the client's errors have no common base, and all mean the same here
         raise ModelError(
             f"{model!r} is not in the models folder {models_folder()}, and fetching it from the Hugging Face hub "
-            f"failed ({_one_line(error)}); check the name and the network, or give a local folder or .gguf file"
+            f"failed ({one_line(error)}); check the name and the network, or give a local folder or .gguf file"
         ) from error
 
 
@@ -166,19 +168,20 @@ def open_model(model: str | Path) -> ModelFiles:
 
 
 def _open_folder(path: Path, name: str) -> ModelFiles:
+    files = tuple(sorted(path.glob("*.safetensors")))
+    _check_layers(path, name, files)
     try:
         config = hf_names.read_folder_config(path)
     except Exception as error:  # a broken config.json raises anything from KeyError to OSError
-        raise ModelError(f"{name}: its config.json cannot be used: {_one_line(error)}") from error
+        raise ModelError(f"{name}: its config.json cannot be used: {one_line(error)}") from error
     if not hf_names.is_causal(config):
         raise ModelError(f"{name}: {config.model_type!r} is not a decoder-only language model; it cannot be served")
-    files = tuple(sorted(path.glob("*.safetensors")))
     if not files:
         raise ModelError(f"{name}: the folder holds no .safetensors weights")
     try:
         backend, bos, eos, template = hf_names.load_folder_tokenizer(path)
     except Exception as error:  # damaged tokenizer files raise their library's own errors
-        raise ModelError(f"{name}: cannot be loaded: {_one_line(error)}") from error
+        raise ModelError(f"{name}: cannot be loaded: {one_line(error)}") from error
     if backend is None:
         raise ModelError(f"{name}: has no fast tokenizer (tokenizer.json); convert it with transformers first")
     tokenizer = Tokenizer(
@@ -187,9 +190,31 @@ def _open_folder(path: Path, name: str) -> ModelFiles:
     return ModelFiles(path, name, config, tokenizer, _context_length(config, name), files)
 
 
+def _check_layers(path: Path, name: str, files: Sequence[Path]) -> None:
+    """Refuse more layers than there are tensors: a configuration grows with them as soon as it is read."""
+    try:
+        values = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{name}: its config.json cannot be used: {one_line(error)}") from error
+    try:
+        tensors = sum(_count_tensors(file) for file in files)
+    except Exception as error:  # damaged weights raise their library's own errors
+        raise ModelError(f"{name}: cannot be loaded: {one_line(error)}") from error
+    nested = values.values() if isinstance(values, dict) else ()
+    for part in (values, *nested):
+        layers = part.get("num_hidden_layers") if isinstance(part, dict) else None
+        if files and isinstance(layers, int) and not 1 <= layers <= tensors:
+            raise ModelError(f"{name}: its config.json asks for {layers} layers, and there are {tensors} tensors")
+
+
+def _count_tensors(file: Path) -> int:
+    opened: Any = safe_open(file, framework="pt")
+    return len(opened.keys())
+
+
 def _context_length(config: Any, name: str) -> int:
     context = hf_names.context_length(config)
-    if context is None:
+    if context is None or context < 1:
         raise ModelError(f"{name}: its configuration does not say how long a context it was made for")
     return context
 
@@ -197,12 +222,15 @@ def _context_length(config: Any, name: str) -> int:
 def _folder_ends(path: Path, config: Any, tokenizer_end: int | None) -> set[int]:
     """Collect the ids that end a text: generation_config.json decides, then the model's, and the tokenizer's too."""
     try:
-        named = json.loads((path / "generation_config.json").read_text()).get("eos_token_id")
-    except (OSError, ValueError, AttributeError):
+        named = json.loads((path / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, RecursionError, AttributeError):
         named = None
     named = named if named is not None else getattr(config, "eos_token_id", None)
     several = named if isinstance(named, list) else [named]
-    return {end for end in (*several, tokenizer_end) if end is not None}
+    ends = {end for end in (*several, tokenizer_end) if isinstance(end, int)}
+    if any(not isinstance(end, int) for end in several if end is not None):
+        raise ModelError(f"{path.name}: the ids that end a text must be integers, not {named!r}")
+    return ends
 
 
 def _open_gguf(path: Path, name: str) -> ModelFiles:
@@ -215,7 +243,7 @@ def _open_gguf(path: Path, name: str) -> ModelFiles:
     except ModelError:
         raise
     except Exception as error:  # a configuration that transformers' own checks refuse
-        raise file.fail(f"no {plan.model_type} model can be built from it: {_one_line(error)}") from error
+        raise file.fail(f"no {plan.model_type} model can be built from it: {one_line(error)}") from error
     return ModelFiles(path, name, config, tokenizer, _context_length(config, name), (path,), (file, plan))
 
 
@@ -223,7 +251,7 @@ def _folder_module(files: ModelFiles, dtype: torch.dtype, attention: str) -> nn.
     try:
         module, missing = hf_names.load_folder(files.path, files.config, dtype, attention)
     except Exception as error:  # damaged weights raise their library's own errors
-        raise ModelError(f"{files.name}: cannot be loaded: {_one_line(error)}") from error
+        raise ModelError(f"{files.name}: cannot be loaded: {one_line(error)}") from error
     if missing:
         raise ModelError(f"{files.name}: its weights hold nothing for the model's {', '.join(missing[:3])}")
     return module
@@ -237,7 +265,7 @@ def _gguf_module(files: ModelFiles, dtype: torch.dtype, attention: str) -> nn.Mo
     except ModelError:
         raise
     except Exception as error:  # a configuration that transformers' own checks refuse
-        raise file.fail(f"no {plan.model_type} model can be built from it: {_one_line(error)}") from error
+        raise file.fail(f"no {plan.model_type} model can be built from it: {one_line(error)}") from error
     _assign(file, plan, module, dtype)
     hf_names.tie_weights(module)
     hf_names.restore_buffers(module)
@@ -247,17 +275,10 @@ def _gguf_module(files: ModelFiles, dtype: torch.dtype, attention: str) -> nn.Mo
 
 def _assign(file: GGUFFile, plan: ModelPlan, module: nn.Module, dtype: torch.dtype) -> None:
     """Put every tensor of the file in its parameter's place."""
-    owners = dict(module.named_parameters(remove_duplicate=False))
+    check_tensors(file, plan, {name: tuple(empty.shape) for name, empty in module.named_parameters()})
     jobs: list[Job] = []
     for tensor_name, parameter in plan.parameters.items():
         tensor = file.tensors[tensor_name]
-        empty = owners.get(parameter)
-        if empty is None:
-            raise file.fail(f"tensor {tensor_name!r} belongs to {parameter!r}, which this model does not have")
-        if tuple(empty.shape) != tensor.shape:
-            raise file.fail(
-                f"tensor {tensor_name!r} has the shape {list(tensor.shape)} where {list(empty.shape)} is due"
-            )
         jobs.append(file.job(tensor, dtype, plan.row_orders.get(tensor_name)))
         owner, _, attribute = parameter.rpartition(".")
         setattr(module.get_submodule(owner), attribute, nn.Parameter(jobs[-1].out, requires_grad=False))
@@ -271,6 +292,6 @@ def _check_complete(file: GGUFFile, module: nn.Module) -> None:
             raise file.fail(f"holds nothing for the model's {name!r}")
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Shorten a library's message to one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__

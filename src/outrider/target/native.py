@@ -6,8 +6,11 @@ value: a tensor that is there or not, or an entry of its row in ``FAMILIES``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,13 +21,14 @@ from outrider.kernels.native import cpu, missing
 from outrider.kv.pool import LayerStore, PagedCache
 from outrider.target import hf_names
 from outrider.target.base import TargetOutput
-from outrider.target.loading import ModelFiles
+from outrider.target.loading import ModelFiles, one_line
 from outrider.target.native_weights import (
     Bytes,
     GGUFWeights,
     MappedTensors,
     Quantization,
     RequantizedWeights,
+    StoredMatrix,
     TensorWeights,
     WeightSource,
     pack_all,
@@ -35,45 +39,66 @@ from outrider.tree import TokenTree, TreeBatch
 _GROUP: Final = 32
 
 
+_MODULES: Final = {
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "output": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+_FUSED_MODULES: Final = _MODULES | {
+    "query": "self_attn.qkv_proj",
+    "key": "self_attn.qkv_proj",
+    "value": "self_attn.qkv_proj",
+    "gate": "mlp.gate_up_proj",
+    "up": "mlp.gate_up_proj",
+}
+
+
 @dataclass(frozen=True)
 class Family:
     """What sets a family apart, beyond the tensors it has."""
+
+    modules: Mapping[str, str] = field(default_factory=lambda: _MODULES)
+    """Where each matrix is; those that share a module take its rows one after the other."""
 
     norm_offset: float = 0.0
     """Added to every norm weight."""
     scales_embedding: bool = False
     """Whether embeddings are multiplied by the square root of the width."""
+    activation: str = "hidden_act"
+    """Option that names the activation function."""
     mlp_norm: str = "post_attention_layernorm"
     attention_post_norm: str = ""
     mlp_post_norm: str = ""
+    score_cap: str = ""
+    """Option that bounds attention scores."""
+    logit_cap: str = ""
+    """Option that bounds logits."""
 
 
 _GEMMA: Final = Family(
     norm_offset=1.0,
     scales_embedding=True,
+    activation="hidden_activation",
     mlp_norm="pre_feedforward_layernorm",
     attention_post_norm="post_attention_layernorm",
     mlp_post_norm="post_feedforward_layernorm",
+    logit_cap="final_logit_softcapping",
 )
 FAMILIES: Final[dict[str, Family]] = {
     "llama": Family(),
     "mistral": Family(),
     "qwen2": Family(),
     "qwen3": Family(),
+    "phi3": Family(modules=_FUSED_MODULES),
+    "gemma2": replace(_GEMMA, score_cap="attn_logit_softcapping"),
     "gemma3_text": _GEMMA,
 }
 """transformers' model types that the decoder knows."""
 _GELUS: Final = {"silu": False, "swish": False, "gelu_pytorch_tanh": True}
-_BIASES: Final = {
-    "query_bias": "self_attn.q_proj",
-    "key_bias": "self_attn.k_proj",
-    "value_bias": "self_attn.v_proj",
-    "output_bias": "self_attn.o_proj",
-    "gate_bias": "mlp.gate_proj",
-    "up_bias": "mlp.up_proj",
-    "down_bias": "mlp.down_proj",
-}
-_MATRICES: Final = {bias.removesuffix("_bias"): module for bias, module in _BIASES.items()}
 
 
 def reason_against(config: Any) -> str | None:
@@ -84,11 +109,12 @@ def reason_against(config: Any) -> str | None:
     if kind not in FAMILIES:
         known = ", ".join(FAMILIES)
         return f"the model type {kind!r} is not among those its decoder knows ({known})"
-    if config.hidden_act not in _GELUS if hasattr(config, "hidden_act") else config.hidden_activation not in _GELUS:
+    if getattr(config, FAMILIES[kind].activation) not in _GELUS:
         return "its activation function has no kernel"
-    for option in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
-        if getattr(config, option, None):
-            return f"it uses {option}, which has no kernel"
+    if getattr(config, "use_bidirectional_attention", None):
+        return "its rows see what comes after them (use_bidirectional_attention)"
+    if getattr(config, "quantization_config", None):
+        return "its weights are quantised in a format for which there are no kernels"
     return None
 
 
@@ -105,30 +131,120 @@ class _Shape:
     vocabulary: int
     norm_epsilon: float
     score_scale: float
+    score_cap: float
+    logit_cap: float
     embedding_scale: float
     gelu: bool
-    layers: int = field(metadata={"kernel": False})
+
+    @property
+    def outputs(self) -> dict[str, int]:
+        """Rows of each of a layer's matrices."""
+        query, key = self.heads * self.head_width, self.key_heads * self.head_width
+        return {
+            "query": query,
+            "key": key,
+            "value": key,
+            "output": self.width,
+            "gate": self.inner,
+            "up": self.inner,
+            "down": self.width,
+        }
+
+
+@dataclass(frozen=True)
+class _Rotation:
+    """How a layer turns queries and keys."""
+
+    inverse_frequencies: Bytes
+    """fp32 [rotary width / 2]"""
+    scale: float
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """All that a configuration says of a decoder, checked."""
+
+    family: Family
+    shape: _Shape
+    due: Mapping[str, tuple[int, ...]]
+    """Shape of every parameter."""
+    rotations: tuple[_Rotation, ...]
+    windows: tuple[int, ...]
+    """Positions each layer lets a row see; 0 is all."""
+
+    @property
+    def layers(self) -> int:
+        """Number of decoder blocks."""
+        return len(self.windows)
+
+    @property
+    def places(self) -> dict[str, tuple[str, slice]]:
+        """Module of each of a layer's matrices, and which of its rows they are."""
+        taken: Counter[str] = Counter()
+        places = {}
+        for part, rows in self.shape.outputs.items():
+            module = self.family.modules[part]
+            places[part] = module, slice(taken[module], taken[module] + rows)
+            taken[module] += rows
+        return places
 
     @classmethod
-    def of(cls, config: Any, rotary_width: int) -> _Shape:
+    def of(cls, config: Any, blueprint: hf_names.Blueprint, context_length: int) -> _Plan:
+        """Raises whatever transformers raises for an impossible configuration, and ValueError."""
         family = FAMILIES[config.model_type]
-        head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        scalar = getattr(config, "query_pre_attn_scalar", None) or head_width
-        scale = torch.tensor(config.hidden_size**0.5).item() if family.scales_embedding else 1.0
-        return cls(
+        rotations = tuple(
+            _Rotation(frequencies.contiguous().numpy(), scale)
+            for frequencies, scale in hf_names.rotary_frequencies(config, context_length)
+        )
+        shape = _Shape(
             width=config.hidden_size,
             heads=config.num_attention_heads,
             key_heads=config.num_key_value_heads,
-            head_width=head_width,
-            rotary_width=rotary_width,
+            head_width=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            rotary_width=2 * len(rotations[0].inverse_frequencies),
             inner=config.intermediate_size,
             vocabulary=config.vocab_size,
-            norm_epsilon=config.rms_norm_eps,
-            score_scale=scalar**-0.5,
-            embedding_scale=scale,
-            gelu=_GELUS[config.hidden_act if hasattr(config, "hidden_act") else config.hidden_activation],
-            layers=config.num_hidden_layers,
+            norm_epsilon=float(config.rms_norm_eps),
+            score_scale=blueprint.score_scales[0],
+            score_cap=float(getattr(config, family.score_cap, None) or 0),
+            logit_cap=float(getattr(config, family.logit_cap, None) or 0),
+            embedding_scale=torch.tensor(config.hidden_size**0.5).item() if family.scales_embedding else 1.0,
+            gelu=_GELUS[getattr(config, family.activation)],
         )
+        windows = tuple(reach.window or 0 for reach in blueprint.reaches)
+        _check_numbers(shape, rotations, blueprint)
+        return cls(family, shape, blueprint.shapes, rotations, windows)
+
+
+def _check_numbers(shape: _Shape, rotations: Sequence[_Rotation], blueprint: hf_names.Blueprint) -> None:
+    """Refuse what no parameter's shape would give away."""
+    for name, number in vars(shape).items():
+        if not math.isfinite(number) or (type(number) is int and number < 1) or number < 0:
+            raise ValueError(f"the {name.replace('_', ' ')} is {number}")
+    if shape.heads % shape.key_heads:
+        raise ValueError(f"{shape.key_heads} key heads do not divide {shape.heads} heads")
+    if len(set(blueprint.score_scales)) > 1:
+        raise ValueError("its layers scale their attention scores differently")
+    for rotation in rotations:
+        turned = 2 * len(rotation.inverse_frequencies)
+        if turned != shape.rotary_width or turned > shape.head_width:
+            raise ValueError(f"a head has {shape.head_width} numbers, and {turned} of them would turn")
+        if not (np.isfinite(rotation.inverse_frequencies).all() and math.isfinite(rotation.scale)):
+            raise ValueError("its rotary frequencies are not finite")
+    for reach in blueprint.reaches:
+        if reach.chunk is not None or (reach.window is not None and reach.window < 1):
+            raise ValueError(f"a layer's attention reaches {reach.chunk or reach.window} positions")
+
+
+@contextmanager
+def _naming(model: str) -> Iterator[None]:
+    """Turn what an impossible configuration makes transformers raise, which is anything, into one sentence."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{model}: no model can be built from its configuration: {one_line(error)}") from error
 
 
 class NativeModel:
@@ -161,23 +277,27 @@ class NativeModel:
     ) -> None:
         if reason := reason_against(config):
             raise ModelError(f"the native backend cannot serve {name}: {reason}")
+        with _naming(name):
+            blueprint = hf_names.blueprint(config)
+        weights.check(blueprint.shapes)  # from here on, no size is larger than what is really there
+        with _naming(name):
+            plan = _Plan.of(config, blueprint, context_length)
         self.context_length = context_length
-        rotary = hf_names.rotary_frequencies(config, context_length)
-        self._shape = _Shape.of(config, 2 * max(len(frequencies) for frequencies, _ in rotary))
+        self._shape, self._layers = plan.shape, plan.layers
         self.vocabulary = self._shape.vocabulary
-        matrices = {key: weights.matrix(name) for key, name in _matrix_names(config).items()}
+        matrices = _matrices(plan, weights)
         packed, self._arena = pack_all(matrices, kept)
         self.packed_bytes = len(self._arena.bytes)
         self.token_bytes = sum(
             m.stored_bytes for key, m in matrices.items() if key != "embedding" or "head" not in matrices
         )
         """Bytes of weights, in the file's own bits, that one token reads."""
-        layers = [self._layer(config, weights, packed, rotary[i], i) for i in range(self._shape.layers)]
+        layers = [_layer(plan, weights, packed, i) for i in range(plan.layers)]
         embedding = packed["embedding"]
-        final_norm = self._norm(config, weights, "model.norm")
-        self._decoder = cpu.Decoder(self._kernel_shape(), layers, embedding, final_norm, packed.get("head", embedding))
+        final_norm = _norm(plan, weights, "model.norm.weight")
+        self._decoder = cpu.Decoder(vars(plan.shape), layers, embedding, final_norm, packed.get("head", embedding))
         self._stored_width = -(-self._shape.head_width // _GROUP) * _GROUP
-        self.row_bytes = 2 * 2 * self._shape.layers * self._shape.key_heads * self._stored_width
+        self.row_bytes = 2 * 2 * plan.layers * self._shape.key_heads * self._stored_width
 
     @classmethod
     def of(
@@ -201,39 +321,6 @@ class NativeModel:
         source = RequantizedWeights(source, quantization)
         kept = PackedEntry(files.weight_files, quantization.value)
         return cls(files.config, source, context_length=context_length, name=files.name, kept=kept)
-
-    def _kernel_shape(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self._shape).items() if key != "layers"}
-
-    def _norm(self, config: Any, weights: WeightSource, name: str) -> Bytes | None:
-        found = weights.vector(f"{name}.weight") if name else None
-        return None if found is None else found + np.float32(FAMILIES[config.model_type].norm_offset)
-
-    def _layer(
-        self,
-        config: Any,
-        weights: WeightSource,
-        packed: Mapping[str, Any],
-        rotary: tuple[torch.Tensor, float],
-        index: int,
-    ) -> dict[str, Any]:
-        family, prefix = FAMILIES[config.model_type], f"model.layers.{index}."
-        norms = {
-            "attention_norm": "input_layernorm",
-            "mlp_norm": family.mlp_norm,
-            "attention_post_norm": family.attention_post_norm,
-            "mlp_post_norm": family.mlp_post_norm,
-            "query_norm": "self_attn.q_norm",
-            "key_norm": "self_attn.k_norm",
-        }
-        layer: dict[str, Any] = {part: packed[f"{index}.{part}"] for part in _MATRICES}
-        layer |= {key: weights.vector(f"{prefix}{module}.bias") for key, module in _BIASES.items()}
-        layer |= {key: self._norm(config, weights, prefix + part) if part else None for key, part in norms.items()}
-        frequencies, scale = rotary
-        layer["inverse_frequencies"] = frequencies.float().contiguous().numpy()
-        layer["rotary_scale"] = float(scale)
-        layer["window"] = hf_names.layer_window(config, index) or 0
-        return layer
 
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
         """See :class:`outrider.target.base.TargetModel`."""
@@ -265,22 +352,47 @@ class NativeModel:
 
     def _make_store(self, cache: PagedCache) -> LayerStore:
         """All layers' keys and values as one store, ``[layers · key heads, slots, width]`` fp16."""
-        like = torch.empty(self._shape.layers * self._shape.key_heads, 0, self._stored_width, dtype=torch.float16)
+        like = torch.empty(self._layers * self._shape.key_heads, 0, self._stored_width, dtype=torch.float16)
         cache.layers[0] = LayerStore(cache.slots, like, like)
         return cache.layers[0]
 
 
-def _matrix_names(config: Any) -> dict[str, str]:
-    """Parameter of every matrix, in the order a pass reads them."""
-    names = {
-        f"{i}.{part}": f"model.layers.{i}.{module}.weight"
-        for i in range(config.num_hidden_layers)
-        for part, module in _MATRICES.items()
+def _matrices(plan: _Plan, weights: WeightSource) -> dict[str, StoredMatrix]:
+    """Every matrix, in the order a pass reads them."""
+    matrices = {
+        f"{i}.{part}": weights.matrix(f"model.layers.{i}.{module}.weight").part(rows)
+        for i in range(plan.layers)
+        for part, (module, rows) in plan.places.items()
     }
-    names["embedding"] = "model.embed_tokens.weight"
-    if not config.tie_word_embeddings:
-        names["head"] = "lm_head.weight"
-    return names
+    ends = {"embedding": "model.embed_tokens.weight", "head": "lm_head.weight"}
+    return matrices | {key: weights.matrix(name) for key, name in ends.items() if name in plan.due}
+
+
+def _norm(plan: _Plan, weights: WeightSource, name: str) -> Bytes | None:
+    return weights.vector(name) + np.float32(plan.family.norm_offset) if name in plan.due else None
+
+
+def _layer(plan: _Plan, weights: WeightSource, packed: Mapping[str, Any], index: int) -> dict[str, Any]:
+    prefix = f"model.layers.{index}."
+    norms = {
+        "attention_norm": "input_layernorm",
+        "mlp_norm": plan.family.mlp_norm,
+        "attention_post_norm": plan.family.attention_post_norm,
+        "mlp_post_norm": plan.family.mlp_post_norm,
+        "query_norm": "self_attn.q_norm",
+        "key_norm": "self_attn.k_norm",
+    }
+    biases = {part: (f"{prefix}{module}.bias", rows) for part, (module, rows) in plan.places.items()}
+    return (
+        {part: packed[f"{index}.{part}"] for part in plan.places}
+        | {f"{p}_bias": weights.vector(name)[rows] if name in plan.due else None for p, (name, rows) in biases.items()}
+        | {key: _norm(plan, weights, f"{prefix}{module}.weight") for key, module in norms.items()}
+        | {
+            "inverse_frequencies": plan.rotations[index].inverse_frequencies,
+            "rotary_scale": plan.rotations[index].scale,
+            "window": plan.windows[index],
+        }
+    )
 
 
 def _parents(tree: TokenTree | None) -> Bytes:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import enum
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -20,8 +21,9 @@ from safetensors import safe_open
 from outrider.errors import ConfigError, ModelError
 from outrider.kernels.native import cpu
 from outrider.target.dequantize import TENSOR_KINDS, dequantize
-from outrider.target.gguf import GGUFFile, GGUFTensor
-from outrider.target.gguf_config import ModelPlan
+from outrider.target.gguf import GGUFFile
+from outrider.target.gguf_config import ModelPlan, check_tensors
+from outrider.target.loading import one_line
 from outrider.target.packed_cache import LEAST_BYTES, PackedEntry
 
 ALIGNMENT: Final = 4096
@@ -67,6 +69,8 @@ class StoredMatrix:
     """Makes the stored rows: uint8, flat, one after the other."""
     order: Bytes | None = None
     """int64 [outputs], the stored row of each output; None keeps the order."""
+    release: Callable[[], None] = lambda: None
+    """Gives back the memory that the stored rows take, once they are packed."""
 
     @property
     def stored_bytes(self) -> int:
@@ -74,20 +78,36 @@ class StoredMatrix:
         kind = _KINDS[self.kind]
         return self.outputs * self.inputs // kind.block_elements * kind.block_bytes
 
+    def part(self, rows: slice) -> StoredMatrix:
+        """Some of its outputs, one after the other."""
+        if rows == slice(0, self.outputs):
+            return self
+        assert self.order is None, "no family fuses matrices whose rows lie in another order"
+        each = self.stored_bytes // self.outputs
+        return replace(
+            self,
+            outputs=rows.stop - rows.start,
+            raw=lambda: self.raw()[each * rows.start : each * rows.stop],
+        )
+
 
 class WeightSource(Protocol):
     """Hands out a model's numbers under transformers' parameter names."""
 
-    def matrix(self, name: str) -> StoredMatrix:
-        """A two-dimensional parameter.
+    def check(self, due: Mapping[str, tuple[int, ...]]) -> None:
+        """Hold the numbers against the shapes of all of a model's parameters, before any is read.
 
         Raises:
-            ModelError: it is not there, or of a kind the kernels do not know.
+            ModelError: a parameter is missing, or has another shape or a kind that the kernels do not know.
         """
         ...
 
-    def vector(self, name: str) -> Bytes | None:
-        """A one-dimensional parameter as fp32, or None where the model has none."""
+    def matrix(self, name: str) -> StoredMatrix:
+        """A two-dimensional parameter that was checked."""
+        ...
+
+    def vector(self, name: str) -> Bytes:
+        """A one-dimensional parameter that was checked, as fp32."""
         ...
 
 
@@ -98,11 +118,13 @@ class GGUFWeights:
         self._file, self._plan = file, plan
         self._tensors = {parameter: file.tensors[name] for name, parameter in plan.parameters.items()}
 
+    def check(self, due: Mapping[str, tuple[int, ...]]) -> None:
+        """See :class:`WeightSource`."""
+        check_tensors(self._file, self._plan, due)
+
     def matrix(self, name: str) -> StoredMatrix:
         """See :class:`WeightSource`."""
-        tensor = self._find(name)
-        if tensor is None or len(tensor.shape) != 2:
-            raise self._file.fail(f"holds nothing for the model's {name!r}")
+        tensor = self._tensors[name]
         order = self._plan.row_orders.get(tensor.name)
         outputs, inputs = tensor.shape
         return StoredMatrix(
@@ -111,19 +133,23 @@ class GGUFWeights:
             outputs,
             lambda: self._file.raw(tensor).flatten().numpy(),
             None if order is None else order.numpy(),
+            lambda: self._file.release(tensor),
         )
 
-    def vector(self, name: str) -> Bytes | None:
+    def vector(self, name: str) -> Bytes:
         """See :class:`WeightSource`."""
-        tensor = self._find(name)
-        if tensor is None:
-            return None
+        tensor = self._tensors[name]
         job = self._file.job(tensor, torch.float32, self._plan.row_orders.get(tensor.name))
         dequantize([job])
         return job.out.numpy()
 
-    def _find(self, name: str) -> GGUFTensor | None:
-        return self._tensors.get(name)
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the library's errors have no common base, and some are torch's
+        raise ModelError(f"{file.name}: cannot be read: {one_line(error)}") from error
 
 
 class MappedTensors(Mapping[str, torch.Tensor]):
@@ -132,11 +158,14 @@ class MappedTensors(Mapping[str, torch.Tensor]):
     def __init__(self, files: Sequence[Path]) -> None:
         self._homes: dict[str, Any] = {}
         for file in files:
-            opened: Any = safe_open(file, framework="pt")
-            self._homes |= dict.fromkeys(opened.keys(), opened)
+            with _readable(file):
+                opened: Any = safe_open(file, framework="pt")
+            self._homes |= dict.fromkeys(opened.keys(), (file, opened))
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._homes[name].get_tensor(name)
+        file, opened = self._homes[name]
+        with _readable(file):
+            tensor: torch.Tensor = opened.get_tensor(name)
         return tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -157,13 +186,25 @@ class TensorWeights:
     def __init__(self, tensors: Mapping[str, torch.Tensor], name: str = "the model") -> None:
         self._tensors, self._name = tensors, name
 
+    def check(self, due: Mapping[str, tuple[int, ...]]) -> None:
+        """See :class:`WeightSource`."""
+        absent = [name for name in due if name not in self._tensors]
+        if absent:
+            raise ModelError(f"{self._name}: its weights hold nothing for the model's {', '.join(absent[:3])}")
+        for name, shape in due.items():
+            tensor = self._tensors[name]
+            if tensor.dtype not in _PLAIN_KINDS:
+                raise ModelError(
+                    f"{self._name}: {name!r} has the precision {tensor.dtype}, for which there are no kernels"
+                )
+            if tuple(tensor.shape) != shape:
+                raise ModelError(
+                    f"{self._name}: {name!r} has the shape {list(tensor.shape)} where {list(shape)} is due"
+                )
+
     def matrix(self, name: str) -> StoredMatrix:
         """See :class:`WeightSource`."""
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise ModelError(f"{self._name} holds nothing for {name!r}")
-        if tensor.dtype not in _PLAIN_KINDS:
-            raise ModelError(f"{self._name}: {name!r} has the precision {tensor.dtype}, for which there are no kernels")
+        tensor = self._tensors[name]
         outputs, inputs = tensor.shape
         return StoredMatrix(
             _PLAIN_KINDS[tensor.dtype],
@@ -172,10 +213,9 @@ class TensorWeights:
             lambda: tensor.detach().contiguous().view(torch.uint8).flatten().numpy(),
         )
 
-    def vector(self, name: str) -> Bytes | None:
+    def vector(self, name: str) -> Bytes:
         """See :class:`WeightSource`."""
-        tensor = self._tensors.get(name)
-        return None if tensor is None else tensor.detach().float().contiguous().numpy()
+        return self._tensors[name].detach().float().contiguous().numpy()
 
 
 class RequantizedWeights:
@@ -184,12 +224,16 @@ class RequantizedWeights:
     def __init__(self, source: WeightSource, quantization: Quantization) -> None:
         self._source, self._kind = source, _QUANTIZED_KIND[quantization]
 
+    def check(self, due: Mapping[str, tuple[int, ...]]) -> None:
+        """See :class:`WeightSource`."""
+        self._source.check(due)
+
     def matrix(self, name: str) -> StoredMatrix:
         """See :class:`WeightSource`."""
         stored = self._source.matrix(name)
         return stored if self._kind is None or stored.kind == self._kind else quantized(stored, self._kind)
 
-    def vector(self, name: str) -> Bytes | None:
+    def vector(self, name: str) -> Bytes:
         """See :class:`WeightSource`."""
         return self._source.vector(name)
 
@@ -198,7 +242,7 @@ def quantized(stored: StoredMatrix, kind: str) -> StoredMatrix:
     """The same matrix in another kind; one whose rows are no multiple of 32 is left as it is."""
     if stored.inputs % 32:
         return stored
-    wanted = StoredMatrix(kind, stored.inputs, stored.outputs, lambda: raw())
+    wanted = StoredMatrix(kind, stored.inputs, stored.outputs, lambda: raw(), release=stored.release)
 
     def raw() -> Bytes:
         made = np.empty(wanted.stored_bytes, dtype=np.uint8)
@@ -250,9 +294,11 @@ def pack_all(matrices: Mapping[str, StoredMatrix], kept: PackedEntry | None = No
         start += -(-size // ALIGNMENT) * ALIGNMENT
     arena = Arena(start)
     if start < LEAST_BYTES or kept is None or not kept.read(layout, arena.view):
+        arena = Arena(start)  # what was read of a damaged entry is gone with the other
         for name, kind, inputs, outputs, place, size in layout:
             stored = matrices[name]
             cpu.pack(kind, inputs, outputs, stored.raw(), stored.order, arena.piece(place, size))
+            stored.release()
         if start >= LEAST_BYTES and kept is not None:
             kept.write(layout, arena.view)
     packed = {

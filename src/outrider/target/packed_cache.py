@@ -1,8 +1,10 @@
 """Packed models on disk, so that the next start reads instead of packing.
 
 An entry is two files: the packed bytes as they lie in memory, and what they were made from.  It is used only if the
-layout's version, the quantization, every matrix's shape and the weight files' contents are the same.  Contents are told
-by a hash; while a file's size, times and inode are those that were noted with the hash, it is not read again.
+layout's version, the quantization, every matrix's shape and the weight files' contents are the same, and the packed
+bytes are those that were written.  A weight file's contents are told by a hash; while its size, times and inode are
+those that were noted with the hash, it is not read again.  The packed bytes have a checksum instead, a third of a
+second for each gigabyte.
 
 The bytes are read into huge pages and not mapped: a pass reads all of them, and from small pages that takes longer.
 """
@@ -13,6 +15,7 @@ import hashlib
 import json
 import logging
 import os
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -61,19 +64,22 @@ class PackedEntry:
         try:
             facts = json.loads(self._facts.read_text(encoding="utf-8"))
             expected = {"version": LAYOUT_VERSION, "quantization": self._quantization, "layout": layout}
-            if any(facts.get(key) != value for key, value in expected.items()) or not self._same_sources(facts):
+            if any(facts[key] != value for key, value in expected.items()) or not self._same_sources(facts):
                 return False
             with self._bytes.open("rb") as file:
                 if os.fstat(file.fileno()).st_size != len(to):
                     return False
-                done = 0
+                done = checksum = 0
                 while done < len(to):
                     count = file.readinto(to[done : done + _CHUNK])
                     if not count:
                         return False
+                    checksum = zlib.crc32(to[done : done + count], checksum)
                     done += count
+            if checksum != facts["checksum"]:
+                return False
             self._facts.touch()
-        except (OSError, ValueError, KeyError, TypeError):  # a damaged entry is no entry
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):  # a damaged entry is no entry
             return False
         return True
 
@@ -87,6 +93,7 @@ class PackedEntry:
                 "layout": layout,
                 "stamps": [_stamp(source) for source in self._sources],
                 "hashes": [_hash(source) for source in self._sources],
+                "checksum": zlib.crc32(packed),
             }
             temporary.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:

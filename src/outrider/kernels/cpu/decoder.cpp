@@ -17,6 +17,7 @@ constexpr int kPanelsAtOnce = 2;   // of a layer, per piece of work at least
 constexpr int kRowsAtOnce = 1;
 constexpr int kInputsAtOnce = 16 * kGroup;
 constexpr std::size_t kMostSums = std::size_t{kTilesAtOnce} * kMostTile * kPanel;
+constexpr int kLogitsAtOnce = 8192;
 
 ThreadPool& pool() { return ThreadPool::instance(); }
 
@@ -315,7 +316,7 @@ void Decoder::attention(const Pass& pass, const LayerWeights& layer, int index, 
         }
       }
       kernels().attend(group, padded, pass.cache.keys + head * head_stride, pass.cache.values + head * head_stride,
-                       stored, view.slots, oldest, view.newest, scores, capacity, out);
+                       stored, view.slots, oldest, view.newest, shape_.score_cap, scores, capacity, out);
       if (stored != shape_.head_width) {
         for (int h = 1; h < group; ++h) {
           std::memmove(out + h * shape_.head_width, out + h * stored, sizeof(float) * shape_.head_width);
@@ -406,6 +407,15 @@ void Decoder::logits(const Pass& pass, Buffers& b) const {
   Activations& last = b.final_store.shape(shape_.width, pass.wanted_rows, {&head_});
   prepare_rows(gathered, final_norm_, shape_.width, shape_.norm_epsilon, tiles, last);
   multiply(last, tiles, {{head_, nullptr, pass.logits, std::size_t(shape_.vocabulary), false}});
+  if (shape_.logit_cap > 0.0f) {
+    const int pieces = (shape_.vocabulary + kLogitsAtOnce - 1) / kLogitsAtOnce;
+    pool().run(pass.wanted_rows * pieces, 1, [&](int first, int last_piece) {
+      for (int item = first; item < last_piece; ++item) {
+        const int start = item % pieces * kLogitsAtOnce, count = std::min(kLogitsAtOnce, shape_.vocabulary - start);
+        kernels().soft_cap(pass.logits + std::size_t(item / pieces) * shape_.vocabulary + start, count, shape_.logit_cap);
+      }
+    });
+  }
 }
 
 }  // namespace outrider

@@ -33,6 +33,7 @@ struct LayerWeights {
 struct DecoderShape {
   int width = 0, heads = 0, key_heads = 0, head_width = 0, rotary_width = 0, inner = 0, vocabulary = 0;
   float norm_epsilon = 0.0f, score_scale = 0.0f, embedding_scale = 1.0f;
+  float score_cap = 0.0f, logit_cap = 0.0f;  // bounds of attention scores and logits; 0 is none
   bool gelu = false;
 
   // Head rows in the cache are filled up with zeros to whole vectors.

@@ -30,7 +30,8 @@ struct Kernels {
   void (*finish_gate)(float* gate, const float* up, bool is_gelu, int panel, int columns, const Tiles&,
                       const TileRange&, const Activations& to);
   void (*attend)(int heads, const float* query, const std::uint16_t* keys, const std::uint16_t* values, int width,
-                 const std::int32_t* slots, int oldest, int newest, float* scores, int capacity, float* out);
+                 const std::int32_t* slots, int oldest, int newest, float cap, float* scores, int capacity, float* out);
+  void (*soft_cap)(float* x, int count, float cap);
   void (*to_half)(const float* from, int width, int padded, std::uint16_t* to);
   // Reads memory as fast as it comes; returns a number that depends on all of it.
   std::int32_t (*read)(const std::uint8_t* from, std::size_t bytes);

@@ -20,6 +20,7 @@ const Kernels& kernels_of() {
       Rows<L>::finish_add,
       Rows<L>::finish_gate,
       Rows<L>::attend_heads,
+      Rows<L>::soft_cap,
       Rows<L>::to_half,
       Rows<L>::read,
       Rows<L>::four_bit_scale,

@@ -238,6 +238,8 @@ DecoderShape shape_of(const nb::dict& d) {
   s.norm_epsilon = nb::cast<float>(d["norm_epsilon"]);
   s.score_scale = nb::cast<float>(d["score_scale"]);
   s.embedding_scale = nb::cast<float>(d["embedding_scale"]);
+  s.score_cap = nb::cast<float>(d["score_cap"]);
+  s.logit_cap = nb::cast<float>(d["logit_cap"]);
   s.gelu = nb::cast<bool>(d["gelu"]);
   check(s.heads > 0 && s.key_heads > 0 && s.heads % s.key_heads == 0, "the key heads do not divide the heads");
   check(s.rotary_width % 2 == 0 && s.rotary_width <= s.head_width, "the rotary width is odd or wider than a head");
@@ -380,6 +382,11 @@ NB_MODULE(_cpu, m) {
     check(output >= 0 && output < weights.outputs && int(to.size()) == weights.inputs, "no such output");
     unpack_output(weights, output, to.data());
   }, "weights"_a, "output"_a, "to"_a);
+  m.def("soft_cap", [](Array<float, 1> numbers, float cap) {
+    check(cap > 0.0f, "the cap must be positive");
+    const FloatingPointState state;
+    kernels().soft_cap(numbers.data(), int(numbers.size()), cap);
+  }, "numbers"_a, "cap"_a);
   m.def("linear", &linear, "weights"_a, "rows"_a, "to"_a);
   m.def("time_linear", &time_linear, "matrices"_a, "rows"_a, "repeat"_a);
   m.def("time_read", &time_read, "data"_a);

@@ -46,6 +46,13 @@ struct Rows {
     return L::div(x, L::add(L::set(1.0f), exponential(L::mul(u, L::set(-2.0f)))));
   }
 
+  // cap tanh(x / cap), tanh u = 1 - 2 / (1 + e^2u).  NaN stays NaN, and infinity becomes it, so that neither is lost.
+  static Float capped(Float x, float cap) {
+    const Float power = exponential(L::mul(x, L::set(2.0f / cap)));
+    const Float tangent = L::sub(L::set(1.0f), L::div(L::set(2.0f), L::add(power, L::set(1.0f))));
+    return L::fma(x, L::zero(), L::mul(tangent, L::set(cap)));
+  }
+
   // ---- rows for the linear kernels ---------------------------------------------------------------------------------
 
   // Sixteen groups of 32 numbers, or fewer, become int8 with one scale each.  NaN and infinity make the scale NaN, so that
@@ -220,9 +227,11 @@ struct Rows {
   //   query   [heads][width] fp32, times the scale    keys, values  [slots][width] fp16 of the key head
   //   slots   cache slot of each position, `oldest` … `newest`, indexed by position
   //   out     [heads][width] fp32                     scores        [heads][capacity] scratch
+  //   cap     bound of the scores; 0 is none
   template <int heads>
   static void attend(const float* query, const std::uint16_t* keys, const std::uint16_t* values, int width,
-                     const std::int32_t* slots, int oldest, int newest, float* scores, int capacity, float* out) {
+                     const std::int32_t* slots, int oldest, int newest, float cap, float* scores, int capacity,
+                     float* out) {
     constexpr int kValuesAhead = 16, together = heads >= 7 ? 2 : heads >= 4 ? 4 : 8;  // keys whose sums fit the registers
     const int start = oldest & ~15, count = newest - start + 1, padded = (count + 15) & ~15;
     Float dots[heads][16];
@@ -260,7 +269,7 @@ struct Rows {
       for (int h = 0; h < heads; ++h) L::store(scores + h * capacity + base - start, L::sum_each(dots[h]));
     }
     float totals[heads];
-    for (int h = 0; h < heads; ++h) totals[h] = softmax(scores + h * capacity, oldest - start, count, padded);
+    for (int h = 0; h < heads; ++h) totals[h] = softmax(scores + h * capacity, oldest - start, count, padded, cap);
     for (int i = 0; i < width; i += kPanel) {
       Float sums[heads][2];
       for (int h = 0; h < heads; ++h) sums[h][0] = sums[h][1] = L::zero();
@@ -283,11 +292,23 @@ struct Rows {
     }
   }
 
+  static void soft_cap(float* x, int count, float cap) {
+    int i = 0;
+    for (; i + 16 <= count; i += 16) L::store(x + i, capped(L::load(x + i), cap));
+    if (i < count) {
+      alignas(64) float rest[16] = {};
+      std::memcpy(rest, x + i, sizeof(float) * (count - i));
+      L::store(rest, capped(L::load(rest), cap));
+      std::memcpy(x + i, rest, sizeof(float) * (count - i));
+    }
+  }
+
   // Scores become e^(score - largest); returns their sum.  The first `skip` and what lies past `count` become 0.
-  static float softmax(float* scores, int skip, int count, int padded) {
+  static float softmax(float* scores, int skip, int count, int padded, float cap) {
     constexpr float kNever = -3.0e38f;
     for (int i = 0; i < skip; ++i) scores[i] = kNever;
     for (int i = count; i < padded; ++i) scores[i] = kNever;
+    if (cap > 0.0f) soft_cap(scores, padded, cap);
     Float most = L::set(kNever);
     for (int i = 0; i < padded; i += 16) most = L::max(most, L::load(scores + i));
     const Float largest = L::set(L::largest(most));
@@ -308,17 +329,17 @@ struct Rows {
   }
 
   using Attend = void (*)(const float*, const std::uint16_t*, const std::uint16_t*, int, const std::int32_t*, int, int,
-                          float*, int, float*);
+                          float, float*, int, float*);
 
   static void attend_heads(int heads, const float* query, const std::uint16_t* keys, const std::uint16_t* values,
-                           int width, const std::int32_t* slots, int oldest, int newest, float* scores, int capacity,
-                           float* out) {
+                           int width, const std::int32_t* slots, int oldest, int newest, float cap, float* scores,
+                           int capacity, float* out) {
     static constexpr Attend table[] = {nullptr,   attend<1>, attend<2>, attend<3>, attend<4>,
                                        attend<5>, attend<6>, attend<7>, attend<8>};
     constexpr int most = 8;
     for (int h = 0; h < heads; h += most) {
       const int some = std::min(most, heads - h);
-      table[some](query + h * width, keys, values, width, slots, oldest, newest, scores, capacity, out + h * width);
+      table[some](query + h * width, keys, values, width, slots, oldest, newest, cap, scores, capacity, out + h * width);
     }
   }
 
