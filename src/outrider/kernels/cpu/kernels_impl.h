@@ -23,6 +23,7 @@ const Kernels& kernels_of() {
       Rows<L>::read,
       Rows<L>::four_bit_scale,
       Sample<L>::best,
+      Sample<L>::survivors,
   };
   return table;
 }
