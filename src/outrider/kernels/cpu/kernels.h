@@ -56,6 +56,8 @@ struct Kernels {
   std::uint16_t (*four_bit_scale)(const float* x);
   bool (*best)(const Row&, const NoiseKey* key, int width, const RowScratch&, Scored* found);
   int (*survivors)(const Row&, const RowScratch&, std::int64_t* ids);
+  // The words of the token ids 0 ... count - 1; count is a multiple of 64.
+  void (*words)(const NoiseKey&, int count, std::uint32_t* to);
 };
 
 template <class L>

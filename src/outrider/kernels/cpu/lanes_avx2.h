@@ -129,9 +129,9 @@ struct OUTRIDER_AVX2_LANES {
     const int high = _mm256_movemask_ps(_mm256_cmp_ps(a.high, b.high, _CMP_LT_OQ));
     return std::uint32_t(low | high << 8);
   }
-  static Float where_at_least(Float a, Float b, Float value) {
-    return {_mm256_and_ps(_mm256_cmp_ps(a.low, b.low, _CMP_GE_OQ), value.low),
-            _mm256_and_ps(_mm256_cmp_ps(a.high, b.high, _CMP_GE_OQ), value.high)};
+  static Float add_where_at_least(Float sum, Float a, Float b, Float value) {
+    return {_mm256_add_ps(sum.low, _mm256_and_ps(_mm256_cmp_ps(a.low, b.low, _CMP_GE_OQ), value.low)),
+            _mm256_add_ps(sum.high, _mm256_and_ps(_mm256_cmp_ps(a.high, b.high, _CMP_GE_OQ), value.high))};
   }
   static Float to_float(Int a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
   static Int round(Float a) { return {_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high)}; }

@@ -89,8 +89,8 @@ struct Avx512Lanes {
   static Int first_pairs(Int a, Int b) { return _mm512_unpacklo_epi64(a, b); }
   static Int last_pairs(Int a, Int b) { return _mm512_unpackhi_epi64(a, b); }
   static std::uint32_t less(Float a, Float b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
-  static Float where_at_least(Float a, Float b, Float value) {
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), value);
+  static Float add_where_at_least(Float sum, Float a, Float b, Float value) {
+    return _mm512_mask_add_ps(sum, _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), sum, value);
   }
   static Float to_float(Int a) { return _mm512_cvtepi32_ps(a); }
   static Int round(Float a) {

@@ -168,9 +168,9 @@ struct PortableLanes {
     for (int i = 0; i < 16; ++i) bits |= std::uint32_t(a.lane[i] < b.lane[i]) << i;
     return bits;
   }
-  // `value` where a is at least b, else 0.
-  static Float where_at_least(const Float& a, const Float& b, const Float& value) {
-    return each<Float>([&](int i) { return a.lane[i] >= b.lane[i] ? value.lane[i] : 0.0f; });
+  // `sum`, plus `value` where a is at least b; sum is not -0.
+  static Float add_where_at_least(const Float& sum, const Float& a, const Float& b, const Float& value) {
+    return each<Float>([&](int i) { return sum.lane[i] + (a.lane[i] >= b.lane[i] ? value.lane[i] : 0.0f); });
   }
   static Float to_float(const Int& a) {
     return each<Float>([&](int i) { return float(a.lane[i]); });

@@ -428,6 +428,11 @@ NB_MODULE(_cpu, m) {
   m.def("time_read", &time_read, "data"_a);
   m.def("best_scores", &best_scores, "logits"_a, "vocabulary"_a, "temperature"_a, "top_k"_a, "top_p"_a, "log_min_p"_a,
         "seed"_a.none(), "positions"_a, "choice"_a, "purpose"_a, "ids"_a, "scores"_a);
+  m.def("noise_words", [](std::uint64_t seed, std::uint32_t position, std::uint32_t choice, std::uint32_t purpose,
+                          Array<std::uint32_t, 1> to) {
+    check(to.size() % 64 == 0, "words come 64 at a time");
+    kernels().words({seed, position, choice, purpose}, int(to.size()), to.data());
+  }, "seed"_a, "position"_a, "choice"_a, "purpose"_a, "to"_a);
   m.def("survivors", &survivors, "logits"_a, "vocabulary"_a, "temperature"_a, "top_k"_a, "top_p"_a, "log_min_p"_a, "ids"_a);
   m.def("kernel_names", &kernel_names);
   m.def("kernel_name", [] { return kernels().name; });

@@ -27,13 +27,11 @@ struct Sample {
   static bool best(const Row& asked, const NoiseKey* key, int width, const RowScratch& scratch, Scored* found) {
     Scores row(asked, scratch);
     if (!row.scan()) return false;
-    Search search(row, Truncate<L>::last_survivor(row, asked.truncation, scratch), key, width, found);
-    // The block that holds the best comes first, so that the threshold is high from the start.
-    search.visit(row.peak);
-    for (int block = 0; block < row.blocks; ++block) {
-      if (block != row.peak && search.may_hold(block)) search.visit(block);
-    }
-    for (int i = search.count; i < width; ++i) found[i] = {-Scores::kInfinity, -1};
+    const Truncation& wish = asked.truncation;
+    if (key && width == 1 && wish.top_k == 0 && wish.top_p < 1.0 && guess(row, wish, key, scratch, found)) return true;
+    const Scored last = Truncate<L>::last_survivor(row, wish, scratch);
+    const int count = Search(row, last, key, width, found).run();
+    for (int i = count; i < width; ++i) found[i] = {-Scores::kInfinity, -1};
     return true;
   }
 
@@ -58,12 +56,32 @@ struct Sample {
   }
 
  private:
+  // The best token of a nucleus without its edge: the best of all tokens is the best of those that survive if it is one of
+  // them.  False where that cannot be told of the best few.
+  static bool guess(const Scores& row, const Truncation& wish, const NoiseKey* key, const RowScratch& scratch, Scored* found) {
+    using Standing = typename Truncate<L>::Standing;
+    constexpr int few = Truncate<L>::kJudged;
+    const Scored last = Truncate<L>::last_survivor(row, {0, 1.0, wish.log_min_p}, scratch);
+    Scored best[few];
+    if (Search(row, last, key, few, best).run() < few) return false;
+    float scores[few];
+    for (int i = 0; i < few; ++i) scores[i] = row.at(best[i].id);
+    Standing standings[few];
+    Truncate<L>::judge(row, wish.top_p, last.score, scores, standings);
+    int first = 0;
+    while (first < few && standings[first] == Standing::cut) ++first;
+    if (first == few || standings[first] == Standing::unsure) return false;
+    *found = best[first];
+    return true;
+  }
+
   static std::uint32_t reaching(Float x, float threshold) { return ~L::less(x, L::set(threshold)) & 0xffff; }
 
   struct Search {
     const Scores& row;
     const Scored last;
-    const NoiseKey* key;
+    const bool noisy;
+    const typename Noise<L>::Words noise;
     const int width;
     Scored* found;
     int count = 0;
@@ -71,18 +89,28 @@ struct Sample {
     float slope, offset = 0.0f;            // of the bound on a token's word, see `lucky`
 
     Search(const Scores& of, const Scored& last, const NoiseKey* key, int width, Scored* found)
-        : row(of), last(last), key(key), width(width), found(found), slope(float(kStep / double(of.temperature))) {}
+        : row(of), last(last), noisy(key), noise(key ? *key : NoiseKey{}), width(width), found(found), slope(float(kStep / double(of.temperature))) {}
 
+    // Returns how many were found.  The block that holds the best comes first, so that the threshold is high from the start.
+    int run() {
+      visit(row.peak);
+      for (int block = 0; block < row.blocks; ++block) {
+        if (block != row.peak && may_hold(block)) visit(block);
+      }
+      return count;
+    }
+
+   private:
     bool may_hold(int block) const {
-      return row.most[block] >= last.score && row.most[block] + (key ? Noise<L>::kMost : 0.0f) >= threshold;
+      return row.most[block] >= last.score && row.most[block] + (noisy ? Noise<L>::kMost : 0.0f) >= threshold;
     }
 
     void visit(int block) {
       std::uint64_t able;
       alignas(64) std::uint32_t words[Scores::kBlock];
-      if (key) {
+      if (noisy) {
         Int random[4];
-        Noise<L>::words(*key, std::uint32_t(block) * Scores::kBlock, random);
+        noise.read(std::uint32_t(block) * Scores::kBlock, random);
         able = lucky(block, random);
         if (!able) return;
         for (int j = 0; j < 4; ++j) L::store_int(words + 16 * j, random[j]);
@@ -93,11 +121,10 @@ struct Sample {
         const int lane = __builtin_ctzll(able), id = block * Scores::kBlock + lane;
         if (id >= row.vocabulary) return;
         const float score = row.at(id);
-        if (Truncate<L>::survives(score, id, last)) insert(key ? score + Noise<L>::of(words[lane]) : score, id);
+        if (Truncate<L>::survives(score, id, last)) insert(noisy ? score + Noise<L>::of(words[lane]) : score, id);
       }
     }
 
-   private:
     static constexpr double kStep = 1.4426950408889634 * 0x1p23;  // of a float's bits as its logarithm grows by one
 
     std::uint64_t reaching_threshold(int block) const {

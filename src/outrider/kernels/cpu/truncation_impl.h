@@ -2,7 +2,7 @@
 //
 // Every filter keeps a prefix of the tokens in the order (score falling, id rising), so a truncation is its last survivor.
 // A prefix is asked for by weight: the shortest that weighs at least so much, where a token weighs one (top-k) or its
-// e^(score - best) (top-p).  No sort of the row finds it: eight thresholds at a time are weighed until what lies between
+// e^(score - best) (top-p).  No sort of the row finds it: seven thresholds at a time are weighed until what lies between
 // two of them is few, and only blocks that reach the lowest threshold are read.
 #pragma once
 
@@ -22,7 +22,8 @@ struct Truncate {
   using Float = typename L::Float;
   using Scores = ScaledRow<L>;
 
-  static constexpr int kThresholds = 8, kFew = 256, kBlocksTogether = 16;
+  static constexpr int kThresholds = 7, kFew = 256, kBlocksTogether = 16;
+  static constexpr float kDepth = 32.0f;  // what lies so far below the best weighs nothing, 10^5 times over
   static constexpr std::int32_t kAllIds = std::numeric_limits<std::int32_t>::max();
 
   // The last token that survives, in the order above; {score, kAllIds} keeps all that score as much.
@@ -35,6 +36,34 @@ struct Truncate {
     }
     if (wish.top_p < 1.0) last = earlier(last, by_mass(row, wish.top_p, last.score, scratch, surplus));
     return last;
+  }
+
+  // How many tokens one pass over a row can judge.
+  static constexpr int kJudged = 3;
+  enum class Standing { kept, cut, unsure };
+
+  // Whether tokens of given scores survive top_p, without looking for the last that does; unsure where it or its equals
+  // are asked about.  `floor`: what scores less is cut off already.
+  static void judge(const Scores& row, double share, float floor, const float (&scores)[kJudged],
+                    Standing (&standings)[kJudged]) {
+    const float lowest = std::max(floor, row.best() - kDepth);
+    float thresholds[kThresholds];
+    std::fill(thresholds, thresholds + kThresholds, lowest);
+    for (int i = 0; i < kJudged; ++i) {
+      thresholds[2 * i] = std::max(lowest, scores[i]);
+      thresholds[2 * i + 1] = std::max(lowest, above(scores[i]));
+    }
+    std::sort(thresholds, thresholds + kThresholds, [](float a, float b) { return a > b; });
+    double sums[kThresholds];
+    weigh({row, false, 0.0, floor, {}}, thresholds, sums);
+    const double target = share * sums[kThresholds - 1];
+    for (int i = 0; i < kJudged; ++i) {
+      const auto reaching = [&](float score) { return sums[std::find(thresholds, thresholds + kThresholds, score) - thresholds]; };
+      standings[i] = Standing::unsure;
+      if (scores[i] < lowest) continue;
+      if (reaching(scores[i]) <= target) standings[i] = Standing::kept;
+      if (reaching(above(scores[i])) >= target) standings[i] = Standing::cut;
+    }
   }
 
   static bool survives(float score, std::int32_t id, const Scored& last) {
@@ -66,8 +95,7 @@ struct Truncate {
   }
 
   static Scored by_mass(const Scores& row, double share, float floor, const RowScratch& scratch, double surplus) {
-    // What lies 32 below the best weighs nothing, 10^5 times over.
-    static constexpr float kBelow[kThresholds] = {0.5f, 1.0f, 2.0f, 3.0f, 5.0f, 8.0f, 13.0f, 32.0f};
+    static constexpr float kBelow[kThresholds] = {1.0f, 2.0f, 3.0f, 5.0f, 8.0f, 13.0f, kDepth};
     float thresholds[kThresholds];
     for (int i = 0; i < kThresholds; ++i) thresholds[i] = std::max(floor, row.best() - kBelow[i]);
     Search search{row, false, 0.0, floor, scratch};
@@ -86,23 +114,25 @@ struct Truncate {
 
   static Scored find(const Search& search, float (&thresholds)[kThresholds], double& surplus, double (&sums)[kThresholds]) {
     double base = 0.0;
-    float above = Scores::kInfinity;
+    float upper = Scores::kInfinity;
     for (;; weigh(search, thresholds, sums)) {
       int i = 0;
       while (i < kThresholds && sums[i] < search.target) ++i;
-      if (i > 0) above = thresholds[i - 1], base = sums[i - 1];
+      if (i > 0) upper = thresholds[i - 1], base = sums[i - 1];
       if (i == kThresholds) {
-        if (above <= search.floor) return {search.floor, kAllIds};
-        deepen(search, above, thresholds);
+        if (upper <= search.floor) return {search.floor, kAllIds};
+        deepen(search, upper, thresholds);
         continue;
       }
       const float low = thresholds[i];
-      const float high = std::min(above, std::nextafter(search.row.best(), Scores::kInfinity));
+      const float high = std::min(upper, above(search.row.best()));
       const bool few = (sums[i] - base) <= kFew * search.weight(low);
-      if (few || std::nextafter(low, high) >= high) return among(search, low, above, base, surplus);
+      if (few || above(low) >= high) return among(search, low, upper, base, surplus);
       divide(high, low, thresholds);
     }
   }
+
+  static float above(float score) { return std::nextafter(score, Scores::kInfinity); }
 
   // Thresholds at equal steps from `high`, excluded, down to `low`.
   static void divide(float high, float low, float (&thresholds)[kThresholds]) {
@@ -136,26 +166,31 @@ struct Truncate {
     for (int block = 0; block < row.blocks; ++block) {
       if (row.most[block] < thresholds[kThresholds - 1]) continue;
       Float x[4], weight[4];
-      row.load(block, x);
-      for (int j = 0; j < 4; ++j) weight[j] = search.counts ? L::set(1.0f) : Rows<L>::exponential(L::sub(x[j], best));
+      if (search.counts) {
+        row.load(block, x);
+        for (int j = 0; j < 4; ++j) weight[j] = L::set(1.0f);
+      } else {
+        row.load_fast(block, x);
+        for (int j = 0; j < 4; ++j) weight[j] = Rows<L>::exponential(L::sub(x[j], best));
+      }
       for (int i = kThresholds - 1; i >= 0 && row.most[block] >= thresholds[i]; --i) {
         const Float threshold = L::set(thresholds[i]);
-        Float four[4];
-        for (int j = 0; j < 4; ++j) four[j] = L::where_at_least(x[j], threshold, weight[j]);
-        parts[i] = L::add(parts[i], L::add(L::add(four[0], four[1]), L::add(four[2], four[3])));
+        Float sum = parts[i];
+        for (int j = 0; j < 4; ++j) sum = L::add_where_at_least(sum, x[j], threshold, weight[j]);
+        parts[i] = sum;
       }
       if (++pending == kBlocksTogether) flush();
     }
     flush();
   }
 
-  // The last of the prefix among the tokens that score from `low` to less than `above`; the ones above weigh `base`.
-  static Scored among(const Search& search, float low, float above, double base, double& surplus) {
+  // The last of the prefix among the tokens that score from `low` to less than `upper`; the ones from there on weigh `base`.
+  static Scored among(const Search& search, float low, float upper, double base, double& surplus) {
     const auto precedes = [](const Scored& a, const Scored& b) {
       return a.score > b.score || (a.score == b.score && a.id < b.id);
     };
     Scored* found = search.scratch.tokens;
-    Scored* const end = found + gather(search.row, low, above, found);
+    Scored* const end = found + gather(search.row, low, upper, found);
     if (!std::is_sorted(found, end, precedes)) std::sort(found, end, precedes);
     Scored* last = found;
     for (double sum = base + search.weight(last->score); sum < search.target && last + 1 < end;) {
@@ -166,7 +201,7 @@ struct Truncate {
     return *last;
   }
 
-  static int gather(const Scores& row, float low, float above, Scored* found) {
+  static int gather(const Scores& row, float low, float upper, Scored* found) {
     int count = 0;
     for (int block = 0; block < row.blocks; ++block) {
       if (row.most[block] < low) continue;
@@ -174,7 +209,7 @@ struct Truncate {
       alignas(64) float scores[16];
       row.load(block, x);
       for (int j = 0; j < 4; ++j) {
-        std::uint32_t inside = L::less(x[j], L::set(above)) & ~L::less(x[j], L::set(low));
+        std::uint32_t inside = L::less(x[j], L::set(upper)) & ~L::less(x[j], L::set(low));
         if (!inside) continue;
         L::store(scores, x[j]);
         for (; inside; inside &= inside - 1) {
