@@ -1,7 +1,11 @@
-"""The best scores of each row: logit over temperature plus keyed noise, in one pass where kernels allow."""
+"""From a row's logits to its best tokens: what truncation leaves, over temperature, plus keyed noise.
+
+The kernels do it without sorting a row; :func:`reference` and :func:`surviving_ids` are the specification.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,7 +13,8 @@ import torch
 
 from outrider.errors import NumericsError
 from outrider.kernels.native import cpu
-from outrider.sampling.noise import Purpose, choice_words, gumbel_range
+from outrider.sampling.distribution import KEEP_ALL, Truncation, surviving_ids
+from outrider.sampling.noise import Purpose, choice_words, gumbel, gumbel_range
 
 
 class ChoiceNoise(NamedTuple):
@@ -22,7 +27,12 @@ class ChoiceNoise(NamedTuple):
 
 
 def best_scores(
-    logits: torch.Tensor, vocabulary: int, temperature: float, noise: ChoiceNoise | None, width: int
+    logits: torch.Tensor,
+    vocabulary: int,
+    temperature: float,
+    noise: ChoiceNoise | None,
+    width: int,
+    truncation: Truncation = KEEP_ALL,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The ``width`` best tokens of each row, best first, equal scores by rising id.
 
@@ -31,54 +41,80 @@ def best_scores(
         vocabulary: columns that count.
         temperature: positive; 1 where there is no noise.
         noise: None scores by the logits alone.
-        width: how many; past what the vocabulary holds, ids are −1 and scores −∞.
+        width: how many; past what the truncation leaves, ids are −1 and scores −∞.
+        truncation: which tokens may be chosen.
 
     Returns:
         int64 ids and float32 scores, both [rows, width], on the CPU.
 
     Raises:
-        NumericsError: a row holds NaN or infinity, or bans every token.
+        NumericsError: a row holds NaN or infinity, over the temperature too, or bans every token.
     """
-    if cpu is None or logits.device.type != "cpu":
-        return reference(logits, vocabulary, temperature, noise, width)
+    if not _in_kernels(logits) or width > cpu.MOST_WIDTH:
+        return reference(logits, vocabulary, temperature, noise, width, truncation)
     ids = torch.empty(len(logits), width, dtype=torch.int64)
     scores = torch.empty(len(logits), width)
     positions = torch.tensor(noise.positions if noise else [0] * len(logits), dtype=torch.int64)
     seed, choice = (noise.seed, noise.choice) if noise else (None, 0)
+    rows = logits.contiguous().numpy(), vocabulary, temperature, *_limits(truncation, vocabulary)
     try:
-        cpu.best_scores(
-            logits.contiguous().numpy(),
-            vocabulary,
-            temperature,
-            seed,
-            positions.numpy(),
-            choice,
-            int(Purpose.CHOICE),
-            ids.numpy(),
-            scores.numpy(),
-        )
+        cpu.best_scores(*rows, seed, positions.numpy(), choice, int(Purpose.CHOICE), ids.numpy(), scores.numpy())
     except ValueError:
-        check(logits[:, :vocabulary])
+        check(logits[:, :vocabulary] / temperature)
         raise
     return ids, scores
 
 
 def reference(
-    logits: torch.Tensor, vocabulary: int, temperature: float, noise: ChoiceNoise | None, width: int
+    logits: torch.Tensor,
+    vocabulary: int,
+    temperature: float,
+    noise: ChoiceNoise | None,
+    width: int,
+    truncation: Truncation = KEEP_ALL,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same in plain torch: the specification."""
-    rows = logits[:, :vocabulary]
+    rows = logits[:, :vocabulary] / temperature
     check(rows)
-    scores = rows / temperature
-    if noise is not None:
-        for row, position in zip(scores, noise.positions, strict=True):
-            words = choice_words(position, noise.choice)
-            row += gumbel_range(noise.seed, vocabulary, words, row.device).float()
-    values, ids = torch.sort(scores, dim=1, descending=True, stable=True)
-    lost = max(0, width - vocabulary)
-    ids = torch.where(torch.isinf(values), -1, ids)[:, :width]
-    padding = torch.nn.functional.pad
-    return padding(ids, (0, lost), value=-1).cpu(), padding(values[:, :width], (0, lost), value=-torch.inf).cpu()
+    ids = torch.full((len(rows), width), -1, dtype=torch.int64)
+    scores = torch.full((len(rows), width), -torch.inf)
+    for index, row in enumerate(rows):
+        kept = None if truncation.keeps_all else _surviving(row, truncation)
+        score = row if kept is None else row[kept]
+        if noise is not None:
+            score = score + _choice_noise(noise, index, vocabulary, kept, row.device)
+        values, order = torch.sort(score, descending=True, stable=True)
+        values = values[:width][torch.isfinite(values[:width])]
+        best = order[: len(values)] if kept is None else kept[order[: len(values)]]
+        ids[index, : len(values)], scores[index, : len(values)] = best.cpu(), values.cpu()
+    return ids, scores
+
+
+def survivors(row: torch.Tensor, temperature: float, truncation: Truncation) -> torch.Tensor:
+    """Ids of the tokens of one row that may be chosen, in ascending order.
+
+    Args:
+        row: float32 [vocabulary]; minus infinity bans a token.
+        temperature: positive.
+        truncation: what cuts the others off.
+
+    Returns:
+        int64 [survivors], on the row's device.
+
+    Raises:
+        NumericsError: the row holds NaN or infinity, over the temperature too, or bans every token.
+    """
+    if not _in_kernels(row):
+        scaled = row / temperature
+        check(scaled.unsqueeze(0))
+        return _surviving(scaled, truncation)
+    ids = torch.empty(len(row), dtype=torch.int64)
+    limits = _limits(truncation, len(row))
+    try:
+        return ids[: cpu.survivors(row.contiguous().numpy(), len(row), temperature, *limits, ids.numpy())]
+    except ValueError:
+        check((row / temperature).unsqueeze(0))
+        raise
 
 
 def check(rows: torch.Tensor) -> None:
@@ -93,3 +129,25 @@ def check(rows: torch.Tensor) -> None:
     if bool((best == -torch.inf).any()):
         raise NumericsError("no token is left to choose from; loosen allowed_token_ids, bad_words or logit_bias")
     raise NumericsError("the target's logits hold NaN or infinity; the request was ended")
+
+
+def _in_kernels(logits: torch.Tensor) -> bool:
+    return cpu is not None and logits.device.type == "cpu"
+
+
+def _limits(truncation: Truncation, vocabulary: int) -> tuple[int, float, float]:
+    """As the kernels take them: min_p as the logarithm that is added to the best score."""
+    least = math.log(truncation.min_p) if truncation.min_p > 0.0 else -math.inf
+    return min(truncation.top_k, vocabulary), truncation.top_p, least
+
+
+def _surviving(scaled: torch.Tensor, truncation: Truncation) -> torch.Tensor:
+    return surviving_ids(scaled, top_k=truncation.top_k, top_p=truncation.top_p, min_p=truncation.min_p)
+
+
+def _choice_noise(
+    noise: ChoiceNoise, index: int, vocabulary: int, ids: torch.Tensor | None, device: torch.device
+) -> torch.Tensor:
+    words = choice_words(noise.positions[index], noise.choice)
+    drawn = gumbel_range(noise.seed, vocabulary, words, device) if ids is None else gumbel(noise.seed, ids, words)
+    return drawn.float()

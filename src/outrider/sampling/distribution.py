@@ -7,12 +7,30 @@ candidates serves all of them and the order is a fact of the row alone.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 
 _FIRST_GUESS: Final = 256
 _GROWTH: Final = 8
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Which tokens may be chosen, in the order min_p, top_k, top_p; see :func:`surviving_ids`."""
+
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether no token can be cut off."""
+        return self.top_k == 0 and self.top_p == 1.0 and self.min_p == 0.0
+
+
+KEEP_ALL: Final = Truncation()
 
 
 def surviving_ids(scaled: torch.Tensor, *, top_k: int, top_p: float, min_p: float) -> torch.Tensor:

@@ -13,9 +13,8 @@ from typing import Final, overload
 import torch
 
 from outrider.errors import RequestError
-from outrider.sampling.best import ChoiceNoise, best_scores, check
-from outrider.sampling.distribution import surviving_ids
-from outrider.sampling.noise import choice_words, gumbel, gumbel_range
+from outrider.sampling.best import ChoiceNoise, best_scores, check, survivors
+from outrider.sampling.distribution import KEEP_ALL, Truncation
 from outrider.sampling.params import LogitsProcessor, SamplingParams
 
 _COMPARED: Final = 16
@@ -87,8 +86,8 @@ class RequestSampler:
             or (params.min_tokens > 0 and len(self._end_ids))
         )
         """Whether rows need more than the raw logits before temperature."""
-        self.truncates = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
-        """Whether some tokens are cut off before the dice are thrown."""
+        self._temperature = 1.0 if params.greedy else params.temperature
+        self._truncation = KEEP_ALL if params.greedy else Truncation(params.top_k, params.top_p, params.min_p)
         self.is_argmax = params.greedy and not self.adjusts
         """Whether the token of a row is the argmax of its raw logits."""
 
@@ -114,12 +113,8 @@ class RequestSampler:
         Raises:
             NumericsError: a row holds NaN or infinity, or no token is allowed.
         """
-        adjusted = self._adjusted(logits, paths)
-        if self._reads_all:
-            ids, _ = self._best(adjusted, paths, 1)
-            return [int(token) for token in ids[:, 0].tolist()]
-        check(adjusted)
-        return [self._perturbed(row, path)[1] for row, path in zip(adjusted, paths, strict=True)]
+        ids, _ = self._best(self._adjusted(logits, paths), paths, 1)
+        return [int(token) for token in ids[:, 0].tolist()]
 
     def perturbed_best(
         self, logits: torch.Tensor, paths: Sequence[Path], width: int
@@ -129,22 +124,13 @@ class RequestSampler:
         This is what a coupled drafter proposes: its first is the token it believes the target will choose.  The
         confidence is the softmax of the best perturbed scores: how clearly a token leads once the dice are known.
         """
-        adjusted, found = self._adjusted(logits, paths), []
-        if self._reads_all:
-            compared = min(max(width, _COMPARED), self.vocabulary)
-            best, best_of = self._best(adjusted, paths, compared)
-            shares = torch.softmax(best_of, dim=1)
-            return [
-                (tokens[:width], share[:width]) for tokens, share in zip(best.tolist(), shares.tolist(), strict=True)
-            ]
-        for row, path in zip(adjusted, paths, strict=True):
-            ids, scores = self._survivors(row)
-            if not self.params.greedy:
-                scores = scores + self._noise(ids, path, row.device)
-            confidence, order = torch.topk(torch.softmax(scores, 0), min(width, len(scores)))
-            tokens = order if ids is None else ids[order]
-            found.append((tokens.tolist(), confidence.tolist()))
-        return found
+        best, scores = self._best(self._adjusted(logits, paths), paths, min(max(width, _COMPARED), self.vocabulary))
+        shares = torch.softmax(scores, dim=1)
+        counts = (best[:, :width] >= 0).sum(dim=1).tolist()
+        return [
+            (tokens[:count], share[:count])
+            for tokens, share, count in zip(best.tolist(), shares.tolist(), counts, strict=True)
+        ]
 
     def probabilities(self, logits: torch.Tensor, paths: Sequence[Path]) -> torch.Tensor:
         """Each row's full distribution after all processing; temperature 0 is one-hot.
@@ -153,47 +139,21 @@ class RequestSampler:
             float64 [rows, vocabulary] on the CPU, each row summing to 1.
         """
         adjusted = self._adjusted(logits, paths)
-        check(adjusted)
-        tokens = adjusted.argmax(dim=1)
-        if not (self.params.greedy or self.truncates):
-            return torch.softmax(adjusted.double() / self.params.temperature, dim=1).cpu()
+        check(adjusted / self._temperature)
+        if not self.params.greedy and self._truncation.keeps_all:
+            return torch.softmax(adjusted.double() / self._temperature, dim=1).cpu()
         result = torch.zeros(len(paths), self.vocabulary, dtype=torch.float64)
         if self.params.greedy:
-            return result.scatter_(1, tokens.cpu().unsqueeze(1), 1.0)
+            return result.scatter_(1, adjusted.argmax(dim=1).cpu().unsqueeze(1), 1.0)
         for out, row in zip(result, adjusted, strict=True):
-            ids, scaled = self._survivors(row)
-            out[slice(None) if ids is None else ids.cpu()] = torch.softmax(scaled.double(), 0).cpu()
+            ids = survivors(row, self._temperature, self._truncation)
+            out[ids.cpu()] = torch.softmax((row[ids] / self._temperature).double(), 0).cpu()
         return result
 
-    @property
-    def _reads_all(self) -> bool:
-        """Whether every token may win, so that a row is scored in one pass."""
-        return self.params.greedy or not self.truncates
-
     def _best(self, adjusted: torch.Tensor, paths: Sequence[Path], width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        greedy = self.params.greedy
-        noise = None if greedy else ChoiceNoise(self.seed, [self.position(path) for path in paths], self.choice)
-        return best_scores(adjusted, self.vocabulary, 1.0 if greedy else self.params.temperature, noise, width)
-
-    def _perturbed(self, row: torch.Tensor, path: Path) -> tuple[float, int]:
-        ids, scaled = self._survivors(row)
-        score, index = (scaled + self._noise(ids, path, row.device)).max(dim=0)
-        return float(score), int(index) if ids is None else int(ids[index])
-
-    def _noise(self, ids: torch.Tensor | None, path: Path, device: torch.device) -> torch.Tensor:
-        words = choice_words(self.position(path), self.choice)
-        if ids is None:
-            return gumbel_range(self.seed, self.vocabulary, words, device).float()
-        return gumbel(self.seed, ids, words).float()
-
-    def _survivors(self, row: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Surviving ids (None: all) and their logits over temperature; greedy rows keep their logits."""
-        params = self.params
-        scaled = row if params.greedy else row / params.temperature
-        if not self.truncates:
-            return None, scaled
-        ids = surviving_ids(scaled, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
-        return ids, scaled[ids]
+        positions = [self.position(path) for path in paths]
+        noise = None if self.params.greedy else ChoiceNoise(self.seed, positions, self.choice)
+        return best_scores(adjusted, self.vocabulary, self._temperature, noise, width, self._truncation)
 
     def _adjusted(self, logits: torch.Tensor, paths: Sequence[Path]) -> torch.Tensor:
         """Logits [rows, vocabulary] in float32 after everything that comes before temperature."""

@@ -16,6 +16,26 @@ struct Scored {
   std::int32_t id;
 };
 
+// Which tokens may be chosen, in the order min_p, top_k, top_p (sampling/distribution.py).
+struct Truncation {
+  int top_k;        // 0 keeps all
+  double top_p;     // 1 keeps all
+  float log_min_p;  // minus infinity keeps all
+};
+
+struct Row {
+  const float* logits;
+  int vocabulary;
+  float temperature;
+  Truncation truncation;
+};
+
+// What a row's kernels write on their way: as many tokens as the vocabulary has, and a number for every 32 of them.
+struct RowScratch {
+  float* numbers;
+  Scored* tokens;
+};
+
 struct Kernels {
   const char* name;
   // Sums of one panel for the rows of some tiles: [rows][32].
@@ -36,7 +56,10 @@ struct Kernels {
   // Reads memory as fast as it comes; returns a number that depends on all of it.
   std::int32_t (*read)(const std::uint8_t* from, std::size_t bytes);
   std::uint16_t (*four_bit_scale)(const float* x);
-  bool (*best)(const float* logits, int vocabulary, float temperature, const NoiseKey* key, int width, Scored* found);
+  bool (*best)(const Row&, const NoiseKey* key, int width, const RowScratch&, Scored* found);
+  int (*survivors)(const Row&, const RowScratch&, std::int64_t* ids);
+  // The words of the token ids 0 ... count - 1; count is a multiple of 64.
+  void (*words)(const NoiseKey&, int count, std::uint32_t* to);
 };
 
 template <class L>

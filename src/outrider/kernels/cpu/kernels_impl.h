@@ -3,6 +3,7 @@
 
 #include "kernels.h"
 #include "linear_impl.h"
+#include "noise_impl.h"
 #include "rows_impl.h"
 #include "sample_impl.h"
 
@@ -25,6 +26,8 @@ const Kernels& kernels_of() {
       Rows<L>::read,
       Rows<L>::four_bit_scale,
       Sample<L>::best,
+      Sample<L>::survivors,
+      Noise<L>::write,
   };
   return table;
 }

@@ -109,19 +109,30 @@ struct OUTRIDER_AVX2_LANES {
   static Int dot(Int sum, Int weights, Quad activations) {
     return {dot_half(sum.low, weights.low, activations), dot_half(sum.high, weights.high, activations)};
   }
-  static Int bits_xor(Int a, Int b) { return {_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)}; }
-  static void multiply_wide(Int a, std::uint32_t b, Int& high, Int& low) {
-    wide_half(a.low, b, high.low, low.low);
-    wide_half(a.high, b, high.high, low.high);
+  static Int bits_xor(Int a, Int b, Int c) {
+    return {_mm256_xor_si256(_mm256_xor_si256(a.low, b.low), c.low),
+            _mm256_xor_si256(_mm256_xor_si256(a.high, b.high), c.high)};
   }
-  static void interleave(Int (&a)[4]) {
-    interleave_half(a[0].low, a[1].low, a[2].low, a[3].low);
-    interleave_half(a[0].high, a[1].high, a[2].high, a[3].high);
+  static Int multiply_even(Int a, Int b) { return {_mm256_mul_epu32(a.low, b.low), _mm256_mul_epu32(a.high, b.high)}; }
+  static Int high_words(Int a) { return {_mm256_srli_epi64(a.low, 32), _mm256_srli_epi64(a.high, 32)}; }
+  static Int join_even(Int a, Int b) {
+    return {_mm256_blend_epi32(a.low, _mm256_slli_epi64(b.low, 32), 0xaa),
+            _mm256_blend_epi32(a.high, _mm256_slli_epi64(b.high, 32), 0xaa)};
+  }
+  static Int first_pairs(Int a, Int b) {
+    return {_mm256_unpacklo_epi64(a.low, b.low), _mm256_unpacklo_epi64(a.high, b.high)};
+  }
+  static Int last_pairs(Int a, Int b) {
+    return {_mm256_unpackhi_epi64(a.low, b.low), _mm256_unpackhi_epi64(a.high, b.high)};
   }
   static std::uint32_t less(Float a, Float b) {
     const int low = _mm256_movemask_ps(_mm256_cmp_ps(a.low, b.low, _CMP_LT_OQ));
     const int high = _mm256_movemask_ps(_mm256_cmp_ps(a.high, b.high, _CMP_LT_OQ));
     return std::uint32_t(low | high << 8);
+  }
+  static Float add_where_at_least(Float sum, Float a, Float b, Float value) {
+    return {_mm256_add_ps(sum.low, _mm256_and_ps(_mm256_cmp_ps(a.low, b.low, _CMP_GE_OQ), value.low)),
+            _mm256_add_ps(sum.high, _mm256_and_ps(_mm256_cmp_ps(a.high, b.high, _CMP_GE_OQ), value.high))};
   }
   static Float to_float(Int a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
   static Int round(Float a) { return {_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high)}; }
@@ -139,11 +150,10 @@ struct OUTRIDER_AVX2_LANES {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
   }
   static float largest(Float a) {
-    float lane[16], best;
-    store(lane, a);
-    best = lane[0];
-    for (int i = 1; i < 16; ++i) best = lane[i] > best ? lane[i] : best;
-    return best;
+    const __m256 eight = _mm256_max_ps(a.low, a.high);
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
   }
   static std::int32_t sum_int(Int a) {
     std::int32_t lane[16], total = 0;
@@ -196,18 +206,6 @@ struct OUTRIDER_AVX2_LANES {
     set_from(_mm256_castps_pd(_mm256_shuffle_ps(x, y, 0x88)), one[0]);
     set_from(_mm256_castps_pd(_mm256_shuffle_ps(x, y, 0xdd)), one[1]);
     return with(one[0], one[1]);
-  }
-  static void wide_half(__m256i a, std::uint32_t b, __m256i& high, __m256i& low) {
-    const __m256i factor = _mm256_set1_epi32(std::int32_t(b));
-    const __m256i even = _mm256_mul_epu32(a, factor), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), factor);
-    high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
-    low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
-  }
-  static void interleave_half(__m256i& a, __m256i& b, __m256i& c, __m256i& d) {
-    const __m256i low01 = _mm256_unpacklo_epi32(a, b), high01 = _mm256_unpackhi_epi32(a, b);
-    const __m256i low23 = _mm256_unpacklo_epi32(c, d), high23 = _mm256_unpackhi_epi32(c, d);
-    a = _mm256_unpacklo_epi64(low01, low23), b = _mm256_unpackhi_epi64(low01, low23);
-    c = _mm256_unpacklo_epi64(high01, high23), d = _mm256_unpackhi_epi64(high01, high23);
   }
   static __m256i fifth(__m256i a, std::uint32_t bits) {
     const __m256i byte_of = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);

@@ -83,20 +83,16 @@ struct Avx512Lanes {
     asm volatile("vpdpbusd %2,%1,%0" : "+v"(sum) : "v"(weights), "v"(activations));
     return sum;
   }
-  static Int bits_xor(Int a, Int b) { return _mm512_xor_si512(a, b); }
-  static void multiply_wide(Int a, std::uint32_t b, Int& high, Int& low) {
-    const Int factor = _mm512_set1_epi32(std::int32_t(b));
-    const Int even = _mm512_mul_epu32(a, factor), odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), factor);
-    high = _mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xaaaa, odd);
-    low = _mm512_mask_mov_epi32(even, 0xaaaa, _mm512_slli_epi64(odd, 32));
-  }
-  static void interleave(Int (&a)[4]) {
-    const Int low01 = _mm512_unpacklo_epi32(a[0], a[1]), high01 = _mm512_unpackhi_epi32(a[0], a[1]);
-    const Int low23 = _mm512_unpacklo_epi32(a[2], a[3]), high23 = _mm512_unpackhi_epi32(a[2], a[3]);
-    a[0] = _mm512_unpacklo_epi64(low01, low23), a[1] = _mm512_unpackhi_epi64(low01, low23);
-    a[2] = _mm512_unpacklo_epi64(high01, high23), a[3] = _mm512_unpackhi_epi64(high01, high23);
-  }
+  static Int bits_xor(Int a, Int b, Int c) { return _mm512_ternarylogic_epi32(a, b, c, 0x96); }
+  static Int multiply_even(Int a, Int b) { return _mm512_mul_epu32(a, b); }
+  static Int high_words(Int a) { return _mm512_srli_epi64(a, 32); }
+  static Int join_even(Int a, Int b) { return _mm512_mask_shuffle_epi32(a, 0xaaaa, b, _MM_PERM_CCAA); }
+  static Int first_pairs(Int a, Int b) { return _mm512_unpacklo_epi64(a, b); }
+  static Int last_pairs(Int a, Int b) { return _mm512_unpackhi_epi64(a, b); }
   static std::uint32_t less(Float a, Float b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+  static Float add_where_at_least(Float sum, Float a, Float b, Float value) {
+    return _mm512_mask_add_ps(sum, _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), sum, value);
+  }
   static Float to_float(Int a) { return _mm512_cvtepi32_ps(a); }
   static Int round(Float a) {
     return _mm512_cvt_roundps_epi32(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

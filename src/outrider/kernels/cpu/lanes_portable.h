@@ -136,31 +136,44 @@ struct PortableLanes {
     }
     return result;
   }
-  static Int bits_xor(const Int& a, const Int& b) {
-    return each<Int>([&](int i) { return a.lane[i] ^ b.lane[i]; });
+  static Int bits_xor(const Int& a, const Int& b, const Int& c) {
+    return each<Int>([&](int i) { return a.lane[i] ^ b.lane[i] ^ c.lane[i]; });
   }
-  static void multiply_wide(const Int& a, std::uint32_t b, Int& high, Int& low) {
-    for (int i = 0; i < 16; ++i) {
-      const std::uint64_t product = std::uint64_t(std::uint32_t(a.lane[i])) * b;
-      high.lane[i] = std::int32_t(product >> 32);
-      low.lane[i] = std::int32_t(std::uint32_t(product));
+  // Lanes 2i and 2i + 1 as the low and high word of one 64-bit number: the product of lanes 2i, both unsigned.
+  static Int multiply_even(const Int& a, const Int& b) {
+    Int result;
+    for (int i = 0; i < 16; i += 2) {
+      const std::uint64_t product = std::uint64_t(std::uint32_t(a.lane[i])) * std::uint32_t(b.lane[i]);
+      result.lane[i] = std::int32_t(std::uint32_t(product));
+      result.lane[i + 1] = std::int32_t(product >> 32);
     }
+    return result;
   }
-  // Within each four lanes: lane w of result i is lane i of operand w.
-  static void interleave(Int (&a)[4]) {
-    Int result[4];
-    for (int i = 0; i < 4; ++i) {
-      for (int k = 0; k < 4; ++k) {
-        for (int w = 0; w < 4; ++w) result[i].lane[4 * k + w] = a[w].lane[4 * k + i];
-      }
-    }
-    for (int i = 0; i < 4; ++i) a[i] = result[i];
+  // Lane 2i becomes lane 2i + 1, which becomes 0.
+  static Int high_words(const Int& a) {
+    return each<Int>([&](int i) { return i % 2 ? 0 : a.lane[i + 1]; });
+  }
+  // Lanes 2i of a, each followed by lane 2i of b.
+  static Int join_even(const Int& a, const Int& b) {
+    return each<Int>([&](int i) { return i % 2 ? b.lane[i - 1] : a.lane[i]; });
+  }
+  // Within each four lanes: the first two of a, then the first two of b.
+  static Int first_pairs(const Int& a, const Int& b) {
+    return each<Int>([&](int i) { return i % 4 < 2 ? a.lane[i] : b.lane[i - 2]; });
+  }
+  // Within each four lanes: the last two of a, then the last two of b.
+  static Int last_pairs(const Int& a, const Int& b) {
+    return each<Int>([&](int i) { return i % 4 < 2 ? a.lane[i + 2] : b.lane[i]; });
   }
   // Bit i: whether lane i of a is less; false where either is NaN.
   static std::uint32_t less(const Float& a, const Float& b) {
     std::uint32_t bits = 0;
     for (int i = 0; i < 16; ++i) bits |= std::uint32_t(a.lane[i] < b.lane[i]) << i;
     return bits;
+  }
+  // `sum`, plus `value` where a is at least b; sum is not -0.
+  static Float add_where_at_least(const Float& sum, const Float& a, const Float& b, const Float& value) {
+    return each<Float>([&](int i) { return sum.lane[i] + (a.lane[i] >= b.lane[i] ? value.lane[i] : 0.0f); });
   }
   static Float to_float(const Int& a) {
     return each<Float>([&](int i) { return float(a.lane[i]); });

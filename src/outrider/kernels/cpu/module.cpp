@@ -305,14 +305,39 @@ void forward(Decoder& decoder, Vector<std::int64_t> tokens, Vector<std::int64_t>
   decoder.forward(pass);
 }
 
-// The best scores of each row: ids and scores [rows, width]; raises where a row holds NaN or infinity.
-void best_scores(Array<const float, 2> logits, int vocabulary, float temperature, std::optional<std::uint64_t> seed,
-                 Vector<std::int64_t> positions, std::uint32_t choice, std::uint32_t purpose, Array<std::int64_t, 2> ids,
-                 Array<float, 2> scores) {
-  const int rows = int(logits.shape(0)), width = int(ids.shape(1));
-  check(vocabulary > 0 && std::size_t(vocabulary) <= logits.shape(1), "the logits have fewer columns than the vocabulary");
-  check(width > 0 && width <= 1024, "the width must be from 1 to 1024");
+constexpr int kMostWidth = 1024;
+constexpr const char* kNoChoice = "a row holds NaN or infinity, or leaves no token to choose";
+
+// Kept by each thread, so that no row allocates.
+RowScratch scratch_for(int vocabulary) {
+  thread_local std::vector<float> numbers;
+  thread_local std::vector<Scored> tokens;
+  if (tokens.size() < std::size_t(vocabulary)) {
+    tokens.resize(vocabulary);
+    numbers.resize(vocabulary / 32 + 2);
+  }
+  return {numbers.data(), tokens.data()};
+}
+
+Truncation truncation_of(int top_k, double top_p, float log_min_p) {
+  check(top_k >= 0 && top_p > 0.0 && top_p <= 1.0 && log_min_p <= 0.0f, "top_k, top_p or min_p is out of range");
+  return {top_k, top_p, log_min_p};
+}
+
+void check_row(int vocabulary, std::size_t columns, float temperature) {
+  check(vocabulary > 0 && std::size_t(vocabulary) <= columns, "the logits have fewer columns than the vocabulary");
   check(temperature > 0.0f, "the temperature must be positive");
+}
+
+// The best scores of each row among the survivors of a truncation: ids and scores [rows, width]; raises where a row holds
+// NaN or infinity.
+void best_scores(Array<const float, 2> logits, int vocabulary, float temperature, int top_k, double top_p, float log_min_p,
+                 std::optional<std::uint64_t> seed, Vector<std::int64_t> positions, std::uint32_t choice, std::uint32_t purpose,
+                 Array<std::int64_t, 2> ids, Array<float, 2> scores) {
+  const int rows = int(logits.shape(0)), width = int(ids.shape(1));
+  check_row(vocabulary, logits.shape(1), temperature);
+  const Truncation truncation = truncation_of(top_k, top_p, log_min_p);
+  check(width > 0 && width <= kMostWidth, "the width must be from 1 to 1024");
   check(int(ids.shape(0)) == rows && int(scores.shape(0)) == rows && int(scores.shape(1)) == width && int(positions.size()) == rows,
         "ids, scores and positions must have a row for each row of logits");
   std::atomic<bool> good{true};
@@ -321,11 +346,15 @@ void best_scores(Array<const float, 2> logits, int vocabulary, float temperature
     const std::scoped_lock turn(ThreadPool::instance().turn());
     ThreadPool::instance().run(rows, 1, [&](int first, int last) {
       const FloatingPointState state;
-      std::vector<Scored> found(width);
+      const RowScratch scratch = scratch_for(vocabulary);
+      Scored found[kMostWidth];
       for (int r = first; r < last; ++r) {
         const NoiseKey key{seed.value_or(0), std::uint32_t(positions.data()[r]), choice, purpose};
-        const float* row = logits.data() + std::size_t(r) * logits.shape(1);
-        if (!kernels().best(row, vocabulary, temperature, seed ? &key : nullptr, width, found.data())) good = false;
+        const Row row{logits.data() + std::size_t(r) * logits.shape(1), vocabulary, temperature, truncation};
+        if (!kernels().best(row, seed ? &key : nullptr, width, scratch, found)) {
+          good = false;
+          continue;
+        }
         for (int i = 0; i < width; ++i) {
           ids.data()[std::size_t(r) * width + i] = found[i].id;
           scores.data()[std::size_t(r) * width + i] = found[i].score;
@@ -333,7 +362,23 @@ void best_scores(Array<const float, 2> logits, int vocabulary, float temperature
       }
     });
   }
-  check(good, "a row holds NaN or infinity, or leaves no token to choose");
+  check(good, kNoChoice);
+}
+
+// The ids of one row's survivors, rising, into the front of `ids`; returns how many.
+int survivors(Array<const float, 1> logits, int vocabulary, float temperature, int top_k, double top_p, float log_min_p,
+              Array<std::int64_t, 1> ids) {
+  check_row(vocabulary, logits.size(), temperature);
+  check(ids.size() >= std::size_t(vocabulary), "the ids may be as many as the vocabulary");
+  const Row row{logits.data(), vocabulary, temperature, truncation_of(top_k, top_p, log_min_p)};
+  int count;
+  {
+    const nb::gil_scoped_release release;
+    const FloatingPointState state;
+    count = kernels().survivors(row, scratch_for(vocabulary), ids.data());
+  }
+  check(count >= 0, kNoChoice);
+  return count;
 }
 
 std::vector<std::string> kernel_names() {
@@ -362,6 +407,7 @@ NB_MODULE(_cpu, m) {
   nb::set_leak_warnings(false);  // models that live as long as the process are no leak
   m.attr("PANEL") = kPanel;
   m.attr("MOST_TILE") = kMostTile;
+  m.attr("MOST_WIDTH") = kMostWidth;
   nb::class_<Packed>(m, "Matrix")
       .def("__init__", [](Packed* self, const std::string& kind, int inputs, int outputs, Vector<std::uint8_t> data) {
              new (self) Packed(packed_view(kind, inputs, outputs, data));
@@ -390,8 +436,14 @@ NB_MODULE(_cpu, m) {
   m.def("linear", &linear, "weights"_a, "rows"_a, "to"_a);
   m.def("time_linear", &time_linear, "matrices"_a, "rows"_a, "repeat"_a);
   m.def("time_read", &time_read, "data"_a);
-  m.def("best_scores", &best_scores, "logits"_a, "vocabulary"_a, "temperature"_a, "seed"_a.none(), "positions"_a, "choice"_a,
-        "purpose"_a, "ids"_a, "scores"_a);
+  m.def("best_scores", &best_scores, "logits"_a, "vocabulary"_a, "temperature"_a, "top_k"_a, "top_p"_a, "log_min_p"_a,
+        "seed"_a.none(), "positions"_a, "choice"_a, "purpose"_a, "ids"_a, "scores"_a);
+  m.def("noise_words", [](std::uint64_t seed, std::uint32_t position, std::uint32_t choice, std::uint32_t purpose,
+                          Array<std::uint32_t, 1> to) {
+    check(to.size() % 64 == 0, "words come 64 at a time");
+    kernels().words({seed, position, choice, purpose}, int(to.size()), to.data());
+  }, "seed"_a, "position"_a, "choice"_a, "purpose"_a, "to"_a);
+  m.def("survivors", &survivors, "logits"_a, "vocabulary"_a, "temperature"_a, "top_k"_a, "top_p"_a, "log_min_p"_a, "ids"_a);
   m.def("kernel_names", &kernel_names);
   m.def("kernel_name", [] { return kernels().name; });
   m.def("select_kernels", &select_kernels, "name"_a.none());
