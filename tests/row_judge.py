@@ -44,9 +44,7 @@ def judge(
     """
     position = noise.positions[0]
     assert set(noise.positions) == {position}
-    drawn = gumbel_range(
-        noise.seed, logits.shape[1], choice_words(position, noise.choice), torch.device("cpu")
-    ).float()
+    drawn = gumbel_range(noise.seed, logits.shape[1], choice_words(position, noise.choice), torch.device("cpu")).float()
     scaled = logits / temperature
     perturbed = scaled + drawn
     found: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Tokens the kernels choose from many rows: the specification's, but for roundings at a tie or at the nucleus's edge."""
+"""Tokens the kernels choose from many rows: the specification's, but for roundings at a tie or a nucleus's edge."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def compare(count: int, vocabularies: tuple[int, ...], group: int = GROUP) -> Co
 
 def report(found: Counter[str]) -> str:
     return (
-        f"{found.total()} rows compared, {found['allowed']} differ where two scores are within {ULPS} ulp or a mass within "
-        f"{EDGE:g} of top_p, {found['wrong']} differ elsewhere"
+        f"{found.total()} rows compared, {found['allowed']} differ where two scores are within {ULPS} ulp "
+        f"or a mass within {EDGE:g} of top_p, {found['wrong']} differ elsewhere"
     )
 
 

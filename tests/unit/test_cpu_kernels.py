@@ -226,3 +226,13 @@ def test_requantising_stays_close(source: str, kind: str, bound: float) -> None:
 def test_wrong_calls_are_refused(wrong) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=r"."):
         wrong()
+
+
+def test_threads_that_only_just_began_can_be_stopped() -> None:
+    """Whatever a thread saw of the pool, it must see that it is being stopped, or it is waited for without end."""
+    matrix, data = packed("Q8_0", stored("Q8_0", 512, 64), 512, 64), torch.randn(1, 64)
+    for _ in range(1000):
+        cpu.set_threads(4)
+        product(matrix, data)
+        cpu.set_threads(1)
+    assert cpu.threads() == 1

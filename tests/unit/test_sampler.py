@@ -94,6 +94,15 @@ def test_perturbed_best_begins_with_the_choice() -> None:
         assert all(confidence == sorted(confidence, reverse=True) for _, confidence in best)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_perturbed_best_names_only_tokens_that_may_be_chosen(temperature: float) -> None:
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(6))
+    one = sampler(SamplingParams(temperature=temperature, allowed_token_ids=(2, 7)))
+    tokens, confidence = one.perturbed_best(logits, [()], 5)[0]
+    assert sorted(tokens) == [2, 7]
+    assert sum(confidence) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     "params", [SamplingParams(temperature=0.5), SamplingParams(temperature=2.0, top_p=0.7, min_p=0.05)]
 )

@@ -17,6 +17,8 @@ from outrider.bench.machine import facts
 from outrider.errors import ConfigError
 from outrider.kernels.native import cpu, missing
 from outrider.kv.pool import KVPool
+from outrider.sampling.best import ChoiceNoise, best_scores
+from outrider.sampling.distribution import KEEP_ALL, Truncation
 from outrider.target.native import NativeModel
 from outrider.tree import SequenceRows, TreeBatch, TreeBuilder, root_only
 
@@ -27,8 +29,22 @@ INPUTS, OUTPUTS = 1536, 8960
 """A layer of a model of 1.5 billion parameters."""
 LAYERS: Final = 24
 """Copies, so that each comes from memory."""
+VOCABULARY: Final = 151_936
+"""Of a row that a token is chosen from."""
+SAMPLING: Final = (
+    ("greedy", False, KEEP_ALL),
+    ("all tokens", True, KEEP_ALL),
+    ("min_p 0.05", True, Truncation(min_p=0.05)),
+    ("top_k 50", True, Truncation(top_k=50)),
+    ("top_p 0.9", True, Truncation(top_p=0.9)),
+    ("top_k 50, top_p 0.9", True, Truncation(top_k=50, top_p=0.9)),
+)
+"""What is chosen from: its name, whether there is noise, and what is cut off."""
+SPREADS: Final = (1.0, 3.0)
+"""Standard deviations of the logits: a flat row, whose nucleus is most of the vocabulary, and one like a model's."""
 CONTEXT: Final = 256
 _PAGE: Final = 16
+_ROWS_A_SAMPLE: Final = 20
 _ORDINARY_BYTE: Final = 0x3C
 """As scales, bf16 or codes alike it makes ordinary numbers: rare ones, such as denormals, would be timed instead."""
 _READ_BYTES: Final = 1 << 28
@@ -68,7 +84,8 @@ def measure(
         passes["over_read_floor_by_rows"] = {
             rows: ms / 1e3 / (passes["bytes_per_token"] / bandwidth) for rows, ms in passes["ms_by_rows"].items()
         }
-    return result | {"model": passes, "kernels": kernels}
+    rows = _time_sampling(repeat, advance) if with_kernels else []
+    return result | {"model": passes, "kernels": kernels, "sampling": rows}
 
 
 def _time_kind(
@@ -94,6 +111,31 @@ def _time_kind(
         "gbs_by_rows": {str(rows): size / value / 1e9 for rows, value in middle.items()},
         "gmacs_by_rows": {str(rows): rows * INPUTS * OUTPUTS / value / 1e9 for rows, value in middle.items()},
     }
+
+
+def _time_sampling(repeat: int, advance: Callable[[], None]) -> list[dict[str, Any]]:
+    """Milliseconds to choose a token from one row, the call from Python included; one thread's work."""
+    result = []
+    for spread in SPREADS:
+        row = spread * torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(1))
+        seconds: dict[str, list[float]] = {name: [] for name, _, _ in SAMPLING}
+        for position in range(_ROWS_A_SAMPLE * repeat):
+            for name, noisy, truncation in SAMPLING:
+                noise = ChoiceNoise(1, [position], 0) if noisy else None
+                ask = row, VOCABULARY, 0.8 if noisy else 1.0, noise, 1, truncation
+                seconds[name].append(_seconds(lambda ask=ask: best_scores(*ask)))  # type: ignore[misc]
+        result += [
+            {
+                "rule": name,
+                "spread": spread,
+                "vocabulary": VOCABULARY,
+                "ms": 1e3 * statistics.median(times),
+                "least_ms": 1e3 * min(times),
+            }
+            for name, times in seconds.items()
+        ]
+    advance()
+    return result
 
 
 def _time_passes(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
@@ -46,7 +46,7 @@ def kernels(
     assert served is None or isinstance(served, NativeModel)
     console = output.side()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("measuring", total=(len(KINDS) if alone else 0) + (repeat if served else 0))
+        task = bar.add_task("measuring", total=(len(KINDS) + 1 if alone else 0) + (repeat if served else 0))
         result = measure(served, model or "", repeat=repeat, with_kernels=alone, advance=lambda: bar.advance(task))
     _show(result)
     if as_json:
@@ -63,6 +63,8 @@ def _show(result: Mapping[str, Any]) -> None:
     for title, unit in (("time of one layer over that of one row", "ms"), ("GMAC/s", "gmacs")):
         if result["kernels"]:
             console.print(_table(result, title, unit))
+    if result["sampling"]:
+        console.print(_sampling(result["sampling"]))
     if result["model"]:
         console.print(_passes(result["model"]))
 
@@ -75,6 +77,22 @@ def _table(result: Mapping[str, Any], title: str, unit: str) -> Table:
         values = each[f"{unit}_by_rows"]
         shown = [f"{values[n] / values['1']:.2f}" if unit == "ms" else f"{values[n]:.0f}" for n in _SHOWN]
         table.add_row(each["kind"], f"{each['gbs_by_rows']['1']:.1f}", *shown)
+    return table
+
+
+def _sampling(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(
+        title=f"a token chosen from one row of {rows[0]['vocabulary']} logits, ms (least)",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+    )
+    spreads = list(dict.fromkeys(row["spread"] for row in rows))
+    table.add_column("from")
+    for spread in spreads:
+        table.add_column(f"logits with deviation {spread:g}", justify="right")
+    for rule in dict.fromkeys(row["rule"] for row in rows):
+        times = {row["spread"]: f"{row['ms']:.3f} ({row['least_ms']:.3f})" for row in rows if row["rule"] == rule}
+        table.add_row(rule, *(times[spread] for spread in spreads))
     return table
 
 

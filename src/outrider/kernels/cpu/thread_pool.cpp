@@ -52,7 +52,7 @@ ThreadPool& ThreadPool::instance() {
 
 void ThreadPool::stop() {
   quit_.store(true);
-  ticket_.fetch_add(std::uint64_t{1} << (2 * kBits));
+  ticket_.store(++generation_ << (2 * kBits));  // a generation of its own: no thread can have seen it before
   ticket_.notify_all();
   for (auto& worker : workers_) worker.join();
   workers_.clear();
@@ -99,8 +99,10 @@ bool ThreadPool::take_piece() {
 
 void ThreadPool::work() {
   const FloatingPointState state;
-  while (!quit_.load(std::memory_order_acquire)) {
+  for (;;) {
+    // The ticket first: one that `stop` has already moved on is then never waited for.
     const std::uint64_t seen = ticket_.load(std::memory_order_acquire);
+    if (quit_.load(std::memory_order_acquire)) return;
     if (!take_piece()) wait_while(ticket_, seen);
   }
 }
