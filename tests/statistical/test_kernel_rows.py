@@ -1,4 +1,4 @@
-"""Tokens the kernels choose from many rows: the specification's, but for roundings at a tie or at the nucleus's edge."""
+"""Tokens the kernels choose from many rows: the specification's, but for roundings at a tie or a nucleus's edge."""
 
 from __future__ import annotations
 
