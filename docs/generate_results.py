@@ -1,4 +1,4 @@
-"""Write the README's tables of results from the files under ``results/``: run it after a new bench.
+"""Write the pages' tables of results from the files under ``results/``: run it after a new bench.
 
 python docs/generate_results.py
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
 
@@ -120,21 +120,67 @@ KINDS = {"results": methods, "ratio_of_best": peers, "kernels": passes, "runs": 
 """Which kind a file is, by a key that only its kind has."""
 
 
-def section() -> str:
-    """Every bench under ``results/``, in order of name."""
-    parts = []
+def benches() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and content of every file under ``results/``, in order of name."""
     for file in sorted((ROOT / "results").glob("*.json")):
-        bench = json.loads(file.read_text(encoding="utf-8"))
+        yield file.name, json.loads(file.read_text(encoding="utf-8"))
+
+
+def speeds() -> str:
+    """Every bench of speed."""
+    parts = []
+    for name, bench in benches():
         for key, tell in KINDS.items():
             if key in bench:
-                parts += [*tell(bench), f"Whole figures: `results/{file.name}`."]
+                parts += [*tell(bench), f"Whole figures: `results/{name}`."]
     return "\n\n".join(parts)
 
 
-def render(text: str) -> str:
-    """The README with its tables replaced."""
-    return re.sub(rf"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n\n{section()}\n\n{END}", text, flags=re.S)
+def quality() -> str:
+    """What ``benchmarks/quality/compare.py`` wrote: all models in one table."""
+    lines = [
+        "| model | engine | mean KL | median | p99 | same argmax | perplexity | Outrider's mean KL over its (95 %) |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    notes = []
+    for name, bench in benches():
+        if "kl_over" not in bench:
+            continue
+        texts, model = bench["texts"], bench["model"]["name"]
+        for engine, row in bench["quality"].items():
+            figures = " | ".join(f"{row[key]:.5f}" for key in ("mean_kl", "median_kl", "p99_kl"))
+            figures = figures if row["max_kl"] else "– | – | –"
+            same = f"{row['agreement']:.2%} | {row['perplexity']:.3f}"
+            lines.append(f"| {model} | {engine} | {figures} | {same} | {over(bench, engine)} |")
+        first = ", ".join(
+            f"{engine} {row['mean_kl']:.3f}" for engine, row in bench["leading"].items() if row["mean_kl"]
+        )
+        notes.append(
+            f"- {model}: {texts['count']} texts of at most {texts['most_tokens']} tokens, "
+            f"{bench['positions']} positions; mean KL at the first position: {first}; whole figures: `results/{name}`"
+        )
+    return "\n".join((*lines, "", *notes))
+
+
+def over(bench: dict[str, Any], engine: str) -> str:
+    """Ratio of the mean divergences with its interval; empty for an engine that is not compared with."""
+    if engine not in bench["kl_over"]:
+        return ""
+    found = bench["kl_over"][engine]
+    low, high = found["interval"]
+    return f"{found['ratio']:.2f} ({low:.2f}–{high:.2f})"
+
+
+PAGES = {ROOT / "README.md": speeds, ROOT / "docs" / "cpu.md": quality}
+"""What stands between the marks of each page."""
+
+
+def render(page: Path) -> str:
+    """A page with its tables replaced."""
+    text = page.read_text(encoding="utf-8")
+    return re.sub(rf"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n\n{PAGES[page]()}\n\n{END}", text, flags=re.S)
 
 
 if __name__ == "__main__":
-    README.write_text(render(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for each in PAGES:
+        each.write_text(render(each), encoding="utf-8")
