@@ -116,7 +116,24 @@ def busy_core(bench: dict[str, Any]) -> list[str]:
     return [head, "\n".join(lines)]
 
 
-KINDS = {"results": methods, "ratio_of_best": peers, "kernels": passes, "runs": memory, "busy_core": busy_core}
+def prompts(bench: dict[str, Any]) -> list[str]:
+    """What ``benchmarks/peers/prefill.py`` wrote."""
+    speeds = ", ".join(f"{name} {speed:.0f} tokens/s" for name, speed in bench["tokens_per_s"].items())
+    versions = ", ".join(bench["versions"].values())
+    return [
+        f"**Prompts of {bench['tokens']} tokens**, {bench['target']}, {bench['machine']['cpu']}, "
+        f"{bench['threads']} threads, in turns in one run ({versions}): {speeds}, {bench['ratio_of_prefill']:.2f}×."
+    ]
+
+
+KINDS = {
+    "results": methods,
+    "ratio_of_best": peers,
+    "ratio_of_prefill": prompts,
+    "kernels": passes,
+    "runs": memory,
+    "busy_core": busy_core,
+}
 """Which kind a file is, by a key that only its kind has."""
 
 
