@@ -116,6 +116,19 @@ def busy_core(bench: dict[str, Any]) -> list[str]:
     return [head, "\n".join(lines)]
 
 
+def audit(bench: dict[str, Any]) -> list[str]:
+    """What ``outrider audit --json`` wrote, with the prompts beside it."""
+    asked = bench["prompts"]
+    head = (
+        f"**Audited to the bit**, {bench['model']}, {asked['count']} prompts of `{asked['file']}`, "
+        f"{asked['max_tokens']} tokens each; {len(bench['faults'])} faults were planted, and "
+        f"{sum(fault['caught'] for fault in bench['faults'])} caught:"
+    )
+    lines = ["| check | result |", "|---|---|"]
+    lines += [f"| {check['name']} | {check['detail']} |" for check in bench["checks"]]
+    return [head, "\n".join(lines)]
+
+
 def prompts(bench: dict[str, Any]) -> list[str]:
     """What ``benchmarks/peers/prefill.py`` wrote."""
     speeds = ", ".join(f"{name} {speed:.0f} tokens/s" for name, speed in bench["tokens_per_s"].items())
@@ -130,6 +143,7 @@ KINDS = {
     "results": methods,
     "ratio_of_best": peers,
     "ratio_of_prefill": prompts,
+    "faults": audit,
     "kernels": passes,
     "runs": memory,
     "busy_core": busy_core,
