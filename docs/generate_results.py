@@ -80,8 +80,9 @@ def passes(bench: dict[str, Any]) -> list[str]:
     """What ``outrider bench kernels`` wrote."""
     model = bench["model"]
     rows = list(model["ms_by_rows"])
+    made = {"none": "as stored"}.get(model["quantization"], model["quantization"])
     head = (
-        f"**What a pass costs**: {model['path']}, {bench['instruction_set']}, {bench['threads']} threads, "
+        f"**What a pass costs**: {model['path']} ({made}), {bench['instruction_set']}, {bench['threads']} threads, "
         f"{bench['machine']['cpu']}, memory read at {bench['read_bandwidth_gbs']:.1f} GB/s; one row reaches "
         f"{model['share_of_bandwidth']:.0%} of it, prompts run at {model['prefill_tokens_per_s']:.0f} tokens/s:"
     )

@@ -19,6 +19,7 @@ _SHOWN: Final = ("1", "2", "4", "8", "12", "16", "32", "64")
 def kernels(
     *,
     model: str | None = None,
+    quantization: str = "none",
     threads: int | None = None,
     repeat: int = 7,
     alone: Annotated[bool, Parameter(name="--kernels")] = True,
@@ -28,6 +29,7 @@ def kernels(
 
     Args:
         model: model whose passes are timed; without one the kernels alone.
+        quantization: what is made of its weights: none, w8 or w4.
         threads: CPU threads; by default the physical cores this process may use.
         repeat: samples of each figure; medians are told.
         alone: also time each kind of layer on its own.
@@ -36,18 +38,23 @@ def kernels(
     from outrider.bench.kernels import KINDS, measure
     from outrider.kernels.native import set_threads
     from outrider.target.backends import LoadOptions, load_model
+    from outrider.target.loading import find
     from outrider.target.native import NativeModel
 
     if (threads is not None and threads < 1) or repeat < 1:
         raise ConfigError("--threads and --repeat must be at least 1")
     if threads is not None:
         set_threads(threads)
-    served = load_model(model, LoadOptions(backend="native"))[0] if model is not None else None
+    options = LoadOptions(backend="native", quantization=quantization)
+    served = load_model(model, options)[0] if model is not None else None
+    name = "" if model is None else find(model)[1]
     assert served is None or isinstance(served, NativeModel)
     console = output.side()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("measuring", total=(len(KINDS) + 1 if alone else 0) + (repeat if served else 0))
-        result = measure(served, model or "", repeat=repeat, with_kernels=alone, advance=lambda: bar.advance(task))
+        result = measure(served, name, repeat=repeat, with_kernels=alone, advance=lambda: bar.advance(task))
+    if result["model"]:
+        result["model"]["quantization"] = quantization
     _show(result)
     if as_json:
         output.write_json(result)
