@@ -10,7 +10,6 @@ in each window and told, because it would count against both.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -23,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from result import write
 from rich.console import Console
 from rich.table import Table
 
@@ -153,10 +153,7 @@ def main() -> int:
         table.add_row(result["model"], *speeds, f"{result['loss']:.0%}", f"{load:.0%}{warning}")
     Console().print(table)
     machine = facts() | {"kernel_threads": cpu.threads(), "load_average": os.getloadavg()}
-    text = json.dumps({"machine": machine, "window_s": wishes.seconds, "busy_core": max(cores), "models": results})
-    if wishes.json:
-        wishes.json.write_text(text + "\n", encoding="utf-8")
-    sys.stdout.write(text + "\n")
+    write({"machine": machine, "window_s": wishes.seconds, "busy_core": max(cores), "models": results}, wishes.json)
     return 0
 
 

@@ -21,6 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from result import write
 from rich.console import Console
 from rich.table import Table
 
@@ -86,10 +87,7 @@ def main() -> int:
         )
     Console().print(table)
     named = {"model": wishes.model, "draft": wishes.draft, "context": wishes.context}
-    text = json.dumps(named | {"runs": runs})
-    if wishes.json:
-        wishes.json.write_text(text + "\n", encoding="utf-8")
-    sys.stdout.write(text + "\n")
+    write(named | {"runs": runs}, wishes.json)
     return 0
 
 

@@ -10,12 +10,12 @@ pages fill and are shared.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
 from pathlib import Path
 
+from result import write
 from rich.console import Console
 from rich.table import Table
 
@@ -71,10 +71,7 @@ def main() -> int:
         figures = (f"{row[name]:.3g}" for name in ("prompt_ms", "other_ms"))
         table.add_row(str(row["prompt_tokens"]), row["prefix"], f"{row['cached_tokens']:.0f}", *figures)
     Console().print(table)
-    text = json.dumps({"model": wishes.model, "repeat": wishes.repeat, "median": rows})
-    if wishes.json:
-        wishes.json.write_text(text + "\n", encoding="utf-8")
-    sys.stdout.write(text + "\n")
+    write({"model": wishes.model, "repeat": wishes.repeat, "median": rows}, wishes.json)
     return 0
 
 

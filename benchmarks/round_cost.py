@@ -9,12 +9,12 @@ the engine outside the models' passes; ``verify`` is the target's pass, whose at
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
 from pathlib import Path
 
+from result import write
 from rich.console import Console
 from rich.table import Table
 
@@ -75,10 +75,7 @@ def main() -> int:
         figures = [f"{row[phase]:.3f}" for phase in ("draft", "verify", "other")]
         table.add_row(row["method"], str(row["context"]), *figures, f"{row['engine_share']:.1%}")
     Console().print(table)
-    text = json.dumps({"model": wishes.model, "rounds": ROUNDS * wishes.repeat, "median_ms": rows})
-    if wishes.json:
-        wishes.json.write_text(text + "\n", encoding="utf-8")
-    sys.stdout.write(text + "\n")
+    write({"model": wishes.model, "rounds": ROUNDS * wishes.repeat, "median_ms": rows}, wishes.json)
     return 0
 
 

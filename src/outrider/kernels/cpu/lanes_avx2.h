@@ -97,7 +97,6 @@ struct OUTRIDER_AVX2_LANES {
     return {_mm256_slli_epi32(a.low, count), _mm256_slli_epi32(a.high, count)};
   }
   static Int add_int(Int a, Int b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
-  static Int sub_int(Int a, Int b) { return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)}; }
   static Int add_fifth_bit(Int a, std::uint64_t bits) {
     return {fifth(a.low, std::uint32_t(bits)), fifth(a.high, std::uint32_t(bits >> 32))};
   }

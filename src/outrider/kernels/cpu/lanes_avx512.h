@@ -59,7 +59,6 @@ struct Avx512Lanes {
     return _mm512_slli_epi32(a, count);
   }
   static Int add_int(Int a, Int b) { return _mm512_add_epi32(a, b); }
-  static Int sub_int(Int a, Int b) { return _mm512_sub_epi32(a, b); }
   static Int add_fifth_bit(Int a, std::uint64_t bits) {
     return _mm512_mask_add_epi8(a, _cvtu64_mask64(bits), a, _mm512_set1_epi8(16));
   }

@@ -109,9 +109,6 @@ struct PortableLanes {
   static Int add_int(const Int& a, const Int& b) {
     return each<Int>([&](int i) { return std::int32_t(std::uint32_t(a.lane[i]) + std::uint32_t(b.lane[i])); });
   }
-  static Int sub_int(const Int& a, const Int& b) {
-    return each<Int>([&](int i) { return std::int32_t(std::uint32_t(a.lane[i]) - std::uint32_t(b.lane[i])); });
-  }
   // Adds 16 to every byte whose bit is set; bit i belongs to byte i of the 64.
   static Int add_fifth_bit(const Int& a, std::uint64_t bits) {
     Int result = a;

@@ -145,13 +145,13 @@ struct Linear {
 
   // ---- multiplying -----------------------------------------------------------------------------------------------
 
-  // Where a block is, so that what comes after it is fetched while it is multiplied: far ahead into the second cache, and
-  // for one or two rows, which wait for memory all the time, a little ahead into the first.  The fetches are spread evenly,
-  // for the core can wait for no more than a dozen lines at once.
+  // Where a block is, so that what comes after it is fetched while it is multiplied: far ahead into the second cache; into
+  // the first a little ahead, or all of the next block where blocks are unpacked at once.  The fetches are spread evenly, for
+  // the core can wait for no more than a dozen lines at once.
   struct Ahead {
     const std::uint8_t* here;
     int step;  // bytes
-    int near;  // bytes
+    int near;  // bytes ahead, into the first cache
 
     static constexpr int far = 12288;
 
@@ -177,6 +177,47 @@ struct Linear {
     return sum;
   }
 
+  // The running sums of a tile: in registers where they fit them beside the dot products.
+  template <int rows, int parts, bool has_minimum, bool in_registers>
+  struct Sums {
+    float* memory;
+    Float held[in_registers ? rows : 1][2];
+    alignas(64) float aside[parts > 1 ? rows * kPanel : kPanel];  // all but the last part of a group
+
+    [[gnu::always_inline]] explicit Sums(float* sums) : memory(sums) {
+      if constexpr (in_registers) {
+#pragma GCC unroll 12
+        for (int m = 0; m < rows; ++m) {
+          held[m][0] = L::load(memory + m * kPanel);
+          held[m][1] = L::load(memory + m * kPanel + 16);
+        }
+      }
+    }
+
+    [[gnu::always_inline]] void take(int part, Int dot, int m, int half, Float scale, float row_scale, float scaled_sum,
+                                     Float minimum) {
+      const int at = m * kPanel + 16 * half;
+      const Float part_sum = scaled(part, dot, scale, aside + at);
+      if (part + 1 < parts) {
+        L::store(aside + at, part_sum);
+      } else if constexpr (in_registers) {
+        held[m][half] = add<has_minimum>(held[m][half], part_sum, row_scale, scaled_sum, minimum);
+      } else {
+        L::store(memory + at, add<has_minimum>(L::load(memory + at), part_sum, row_scale, scaled_sum, minimum));
+      }
+    }
+
+    [[gnu::always_inline]] void store() {
+      if constexpr (in_registers) {
+#pragma GCC unroll 12
+        for (int m = 0; m < rows; ++m) {
+          L::store(memory + m * kPanel, held[m][0]);
+          L::store(memory + m * kPanel + 16, held[m][1]);
+        }
+      }
+    }
+  };
+
   // Kinds differ here only in how many inputs share a scale, and in whether there is a minimum.
   template <int rows, int scale_group, bool has_minimum>
   static void multiply(const Unpacked& weights, int groups, const std::int32_t* quads, const float* row_scales,
@@ -185,26 +226,7 @@ struct Linear {
     constexpr bool in_registers = rows <= 5;
     // Few rows wait for each other's results, so they are summed in several chains; integers add up the same.
     constexpr int chains = rows == 1 ? 4 : rows <= 3 ? 2 : 1;
-    Float held[in_registers ? rows : 1][2];
-    if constexpr (in_registers) {
-#pragma GCC unroll 12
-      for (int m = 0; m < rows; ++m) {
-        held[m][0] = L::load(sums + m * kPanel);
-        held[m][1] = L::load(sums + m * kPanel + 16);
-      }
-    }
-    alignas(64) float aside[parts > 1 ? rows * kPanel : kPanel];  // all but the last part of a group
-    const auto finish = [&](int part, Int dot, int m, int half, Float scale, Float minimum) __attribute__((always_inline)) {
-      const int at = m * kPanel + 16 * half;
-      const Float part_sum = scaled(part, dot, scale, aside + at);
-      if (part + 1 < parts) {
-        L::store(aside + at, part_sum);
-      } else if constexpr (in_registers) {
-        held[m][half] = add<has_minimum>(held[m][half], part_sum, row_scales[m], scaled_sums[m], minimum);
-      } else {
-        L::store(sums + at, add<has_minimum>(L::load(sums + at), part_sum, row_scales[m], scaled_sums[m], minimum));
-      }
-    };
+    Sums<rows, parts, has_minimum, in_registers> running(sums);
     const std::uint8_t* bytes = weights.bytes;
     const float* scales = weights.scales;
     const float* minima = weights.minima;
@@ -249,7 +271,7 @@ struct Linear {
 #pragma GCC unroll 4
             for (int c = 1; c < chains; ++c) dot = L::add_int(dot, dots[c][m][half]);
             const Float minimum = has_minimum ? L::load(minima + 16 * half) : L::zero();
-            finish(part, dot, m, half, L::load(scales + 16 * half), minimum);
+            running.take(part, dot, m, half, L::load(scales + 16 * half), row_scales[m], scaled_sums[m], minimum);
           }
         }
         scales += kPanel;
@@ -258,13 +280,7 @@ struct Linear {
       row_scales += rows;
       scaled_sums += rows;
     }
-    if constexpr (in_registers) {
-#pragma GCC unroll 12
-      for (int m = 0; m < rows; ++m) {
-        L::store(sums + m * kPanel, held[m][0]);
-        L::store(sums + m * kPanel + 16, held[m][1]);
-      }
-    }
+    running.store();
   }
 
   // The same straight from the packed block, for so few rows that a trip through the cache would cost more than it saves.
@@ -274,26 +290,7 @@ struct Linear {
     constexpr int parts = kGroup / K::scale_group, pairs = kPairs / parts;
     constexpr int chains = rows <= 2 ? 2 : 1;
     constexpr bool in_registers = rows <= 4;
-    Float held[in_registers ? rows : 1][2];
-    if constexpr (in_registers) {
-#pragma GCC unroll 4
-      for (int m = 0; m < rows; ++m) {
-        held[m][0] = L::load(sums + m * kPanel);
-        held[m][1] = L::load(sums + m * kPanel + 16);
-      }
-    }
-    alignas(64) float aside[parts > 1 ? rows * kPanel : kPanel];  // all but the last part of a group
-    const auto finish = [&](int part, Int dot, int m, int half, Float scale, Float minimum) __attribute__((always_inline)) {
-      const int at = m * kPanel + 16 * half;
-      const Float part_sum = scaled(part, dot, scale, aside + at);
-      if (part + 1 < parts) {
-        L::store(aside + at, part_sum);
-      } else if constexpr (in_registers) {
-        held[m][half] = add<K::has_minimum>(held[m][half], part_sum, row_scales[m], scaled_sums[m], minimum);
-      } else {
-        L::store(sums + at, add<K::has_minimum>(L::load(sums + at), part_sum, row_scales[m], scaled_sums[m], minimum));
-      }
-    };
+    Sums<rows, parts, K::has_minimum, in_registers> running(sums);
     alignas(64) float all_scales[kBlock / K::scale_group * kPanel], all_minima[K::has_minimum ? kMinima : 16];
     unpack_scales<K>(block, groups, all_scales, all_minima);
     const float *scales = all_scales, *minima = all_minima;
@@ -336,7 +333,7 @@ struct Linear {
           for (int m = 0; m < rows; ++m) {
             Int dot = dots[0][m][half];
             if constexpr (chains == 2) dot = L::add_int(dot, dots[1][m][half]);
-            finish(part, dot, m, half, scale, minimum);
+            running.take(part, dot, m, half, scale, row_scales[m], scaled_sums[m], minimum);
           }
         }
         scales += kPanel;
@@ -346,13 +343,7 @@ struct Linear {
       row_scales += rows;
       scaled_sums += rows;
     }
-    if constexpr (in_registers) {
-#pragma GCC unroll 4
-      for (int m = 0; m < rows; ++m) {
-        L::store(sums + m * kPanel, held[m][0]);
-        L::store(sums + m * kPanel + 16, held[m][1]);
-      }
-    }
+    running.store();
   }
 
   using Multiply = void (*)(const Unpacked&, int, const std::int32_t*, const float*, const std::int32_t*,

@@ -18,8 +18,12 @@ constexpr int kQuad = 4;         // inputs of one dot-product instruction
 //
 //   half-scaled kinds   8 x [ 32 scales fp16 | 32 minima fp16 (if any) | low plane | high plane ]
 //   six-bit kinds       [ 32 d fp16 | 32 dmin fp16 | 8 x 32 six-bit scales and minima ] 8 x [ low | high ]
-//   signed kinds        [ 32 d fp16 ] 8 x [ 2 x 32 int8 scales | low | high ]
+//   signed kinds        [ 32 d fp16 ] 8 x [ 2 x 32 int8 scales | six-bit planes ]
 //   float kinds         inputs x 32 numbers
+//
+// Four-bit planes hold two vectors of 64 numbers in one of 64 bytes, six-bit planes four vectors in three: six bits of three
+// of them, and two of the fourth's in what is left of each.  Six-bit scales take 8 x 32 bytes with the lower two bits of the
+// minima above them, then 4 x 32 with the upper four bits of the minima of groups g and g + 4.
 //
 // No plane is wider than in the file: a panel of a block takes exactly 32 times the file's bytes.
 enum class Scales : std::uint8_t { half, six_bit, signed_byte };
