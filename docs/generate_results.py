@@ -140,6 +140,15 @@ def prompts(bench: dict[str, Any]) -> list[str]:
     ]
 
 
+def loads(bench: dict[str, Any]) -> list[str]:
+    """What ``benchmarks/load_time.py`` wrote."""
+    first, later = bench["median_seconds"].values()
+    return [
+        f"**Loading** {bench['model']}, medians of {len(bench['seconds']['first start'])}, in turns: "
+        f"{first:.1f} s packed for the first time, {later:.1f} s from the packed cache."
+    ]
+
+
 KINDS = {
     "results": methods,
     "ratio_of_best": peers,
@@ -148,6 +157,7 @@ KINDS = {
     "kernels": passes,
     "runs": memory,
     "busy_core": busy_core,
+    "median_seconds": loads,
 }
 """Which kind a file is, by a key that only its kind has."""
 

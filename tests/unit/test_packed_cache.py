@@ -99,8 +99,8 @@ DAMAGE: dict[str, Callable[[Path, Path], object]] = {
     "a deep list": lambda facts, packed: facts.write_text("[" * 100_000),
     "no facts": lambda facts, packed: facts.unlink(),
     "other version": lambda facts, packed: rewrite(facts, version=0),
-    "other checksum": lambda facts, packed: rewrite(facts, checksum=1),
-    "no checksum": lambda facts, packed: rewrite(facts, checksum=None),
+    "other checksum": lambda facts, packed: rewrite(facts, checksums=[1]),
+    "no checksum": lambda facts, packed: rewrite(facts, checksums=None),
     "other source": lambda facts, packed: rewrite(facts, stamps=[[1, 2, 3, 4]], hashes=["0"]),
     "stamps of another type": lambda facts, packed: rewrite(facts, stamps=7, hashes=7),
 }

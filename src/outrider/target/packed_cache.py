@@ -3,8 +3,8 @@
 An entry is two files: the packed bytes as they lie in memory, and what they were made from.  It is used only if the
 layout's version, the quantization, every matrix's shape and the weight files' contents are the same, and the packed
 bytes are those that were written.  A weight file's contents are told by a hash; while its size, times and inode are
-those that were noted with the hash, it is not read again.  The packed bytes have a checksum instead, a third of a
-second for each gigabyte.
+those that were noted with the hash, it is not read again.  The packed bytes have a checksum for each piece, and the
+pieces are read by several threads: most of the time goes into finding memory for them.
 
 The bytes are read into huge pages and not mapped: a pass reads all of them, and from small pages that takes longer.
 """
@@ -17,7 +17,9 @@ import logging
 import os
 import zlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +32,7 @@ MOST_BYTES: Final = 1 << 34
 """The folder is kept below this; what was not used for longest goes first."""
 _log: Final = logging.getLogger("outrider")
 _CHUNK: Final = 1 << 24
+_THREADS: Final = 4
 
 
 def packed_folder() -> Path:
@@ -66,17 +69,11 @@ class PackedEntry:
             expected = {"version": LAYOUT_VERSION, "quantization": self._quantization, "layout": layout}
             if any(facts[key] != value for key, value in expected.items()) or not self._same_sources(facts):
                 return False
-            with self._bytes.open("rb") as file:
-                if os.fstat(file.fileno()).st_size != len(to):
-                    return False
-                done = checksum = 0
-                while done < len(to):
-                    count = file.readinto(to[done : done + _CHUNK])
-                    if not count:
-                        return False
-                    checksum = zlib.crc32(to[done : done + count], checksum)
-                    done += count
-            if checksum != facts["checksum"]:
+            if self._bytes.stat().st_size != len(to):
+                return False
+            with ThreadPoolExecutor(_THREADS) as threads:
+                found = list(threads.map(partial(_read_piece, self._bytes), _starts(to), _pieces(to)))
+            if found != facts["checksums"]:
                 return False
             self._facts.touch()
         except (OSError, ValueError, KeyError, TypeError, RecursionError):  # a damaged entry is no entry
@@ -87,17 +84,18 @@ class PackedEntry:
         """Keep packed bytes; where that fails, the next start packs again."""
         temporary = self._bytes.with_suffix(f".{os.getpid()}.part")
         try:
-            facts = {
-                "version": LAYOUT_VERSION,
-                "quantization": self._quantization,
-                "layout": layout,
-                "stamps": [_stamp(source) for source in self._sources],
-                "hashes": [_hash(source) for source in self._sources],
-                "checksum": zlib.crc32(packed),
-            }
             temporary.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                file.write(packed)
+            with temporary.open("wb") as file, ThreadPoolExecutor(1) as writer:
+                written = writer.submit(file.write, packed)
+                facts = {
+                    "version": LAYOUT_VERSION,
+                    "quantization": self._quantization,
+                    "layout": layout,
+                    "stamps": [_stamp(source) for source in self._sources],
+                    "hashes": [_hash(source) for source in self._sources],
+                    "checksums": [zlib.crc32(piece) for piece in _pieces(packed)],
+                }
+                written.result()
             self._facts.unlink(missing_ok=True)  # facts stand only beside the bytes they tell of
             temporary.replace(self._bytes)
             _write_whole(self._facts, json.dumps(facts))
@@ -115,6 +113,27 @@ class PackedEntry:
             return False
         _write_whole(self._facts, json.dumps(facts | {"stamps": stamps}))
         return True
+
+
+def _starts(packed: memoryview) -> range:
+    return range(0, len(packed), _CHUNK)
+
+
+def _pieces(packed: memoryview) -> list[memoryview]:
+    return [packed[start : start + _CHUNK] for start in _starts(packed)]
+
+
+def _read_piece(path: Path, start: int, to: memoryview) -> int:
+    """Fill a piece of memory from a file's bytes at an offset, and return its checksum."""
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        done = 0
+        while done < len(to):
+            count = file.readinto(to[done:])
+            if not count:
+                raise OSError("the file became shorter while it was read")
+            done += count
+    return zlib.crc32(to)
 
 
 def _stamp(source: Path) -> list[int]:
