@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,6 +33,9 @@ class ScriptedDrafter:
     def __init__(self, config: Scripted) -> None:
         self._config, self.needs = config, config.needs
         self.closed: list[str] = []
+
+    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
+        return 0 if self.needs.hidden_layers else most
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
         return [self._config.script(sequence) for sequence in context.sequences]

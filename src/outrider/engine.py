@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from outrider.admission import admit
 from outrider.config import SchedulerConfig
-from outrider.drafters.base import DraftContext, Drafter, DraftSequence, Outcome
+from outrider.drafters.base import Committed, DraftContext, Drafter, DraftSequence, Outcome
 from outrider.errors import NumericsError, RequestError
 from outrider.guard import GuardedDrafter
 from outrider.kv.pool import KVPool
@@ -82,9 +82,7 @@ class Engine:
         self.seconds = PhaseSeconds()
         self._drafter = GuardedDrafter(drafter, vocabulary)
         self._cache = pool.cache(TARGET, row_invariant=target.row_invariant)
-        # A drafter that reads hidden rows has none of rows that were taken over.
-        reuse = not self._drafter.hidden_layers
-        self._scheduler = Scheduler(self._cache, config, most_nodes, reuse=reuse)
+        self._scheduler = Scheduler(self._cache, config, most_nodes, self._drafter)
         self._cancelled: list[Request] = []
         self._submitted = 0
 
@@ -115,7 +113,8 @@ class Engine:
         rows = rows_of(output.logits, self.vocabulary, _requests(batch, deciding))
         verdicts = [self._decide(item, tree, answer) for item, tree, answer in zip(deciding, trees, rows, strict=True)]
         clock.append(time.perf_counter())
-        self._drafter.observe(Outcome(context, trees, [verdict for verdict, _ in verdicts], batch, output))
+        decided = [verdict for verdict, _ in verdicts]
+        self._drafter.observe(Outcome(context, trees, decided, batch, output, _committed(work, batch, decided)))
         clock.append(time.perf_counter())
 
         self._record(work, clock, sum(len(verdict.tokens) for verdict, _ in verdicts))
@@ -235,6 +234,20 @@ def _rows(work: Sequence[Work], trees: Sequence[TokenTree]) -> list[SequenceRows
             )
         )
     return rows
+
+
+def _committed(work: Sequence[Work], batch: TreeBatch, verdicts: Sequence[Verdict]) -> list[Committed]:
+    """The rows every sequence keeps; one whose round failed keeps none."""
+    remaining = iter(verdicts)
+    kept = []
+    for item, first, rows in zip(work, batch.starts, batch.sequences, strict=True):
+        verdict = next(remaining) if item.reaches_anchor else None
+        if verdict is not None and not verdict.tokens:
+            continue
+        nodes = () if verdict is None else (0, *verdict.path)
+        places = [*range(first, first + item.forced), *(first + item.forced + node for node in nodes)]
+        kept.append(Committed(rows.key, item.request.inputs, rows.context, places))
+    return kept
 
 
 def _requests(batch: TreeBatch, deciding: Sequence[Work]) -> list[tuple[int, TokenTree, RequestSampler, int]]:

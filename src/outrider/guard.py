@@ -26,6 +26,14 @@ class GuardedDrafter:
         self._off: set[str] = set()
         self.hidden_layers = drafter.needs.hidden_layers
 
+    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
+        """How many of the rows that can be taken over may be; a drafter that fails has no say."""
+        try:
+            return min(most, max(0, self._drafter.adopt(key, tokens, most)))
+        except Exception as error:  # noqa: BLE001 - whatever a drafter does, its requests go on plain
+            self._switch_off(key, error)
+            return most
+
     def propose(self, context: DraftContext) -> list[TokenTree]:
         """A tree for every sequence: the drafter's where it may draft, else the anchor alone."""
         trees = [root_only(sequence.tokens[-1]) for sequence in context.sequences]
@@ -45,7 +53,7 @@ class GuardedDrafter:
         try:
             self._drafter.observe(outcome)
         except Exception as error:  # noqa: BLE001 - whatever a drafter does, its requests go on plain
-            for sequence in outcome.context.sequences:
+            for sequence in outcome.committed:
                 self._switch_off(sequence.key, error)
 
     def close(self, key: str) -> None:

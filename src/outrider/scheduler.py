@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from outrider.config import SchedulerConfig
 from outrider.kv.pool import PagedCache
@@ -36,6 +37,18 @@ class Work:
         return self.nodes > 0
 
 
+class Follower(Protocol):
+    """What the scheduler asks of a drafter, see :class:`outrider.drafters.base.Drafter`."""
+
+    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
+        """How many of the target's rows that can be taken over may be."""
+        ...
+
+    def pause(self, key: str) -> None:
+        """The request has to wait."""
+        ...
+
+
 class Scheduler:
     """Admits, budgets, preempts and commits.
 
@@ -43,12 +56,11 @@ class Scheduler:
         cache: the target's pages.
         config: row limits.
         most_nodes: most nodes a drafter's tree may have, anchor included.
-        reuse: whether rows may be taken over; False computes every row of every prompt, whoever has done so before.
+        drafter: told of rows that are taken over.
     """
 
-    def __init__(self, cache: PagedCache, config: SchedulerConfig, most_nodes: int, *, reuse: bool = True) -> None:
-        self._cache, self._config, self._most_nodes = cache, config, most_nodes
-        self._reuse = reuse and cache.shares
+    def __init__(self, cache: PagedCache, config: SchedulerConfig, most_nodes: int, drafter: Follower) -> None:
+        self._cache, self._config, self._most_nodes, self._drafter = cache, config, most_nodes, drafter
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._fair_nodes = most_nodes
@@ -102,9 +114,12 @@ class Scheduler:
     def _let_in(self, request: Request) -> bool:
         """Start a request with the rows others have computed; False while there is no room for the rest of them."""
         free = self._cache.free_rows
-        found = self._cache.reuse(request.id, request.inputs, self._reusable(request))
+        known = self._cache.known_rows(request.inputs, request.reusable)
+        known = self._drafter.adopt(request.id, request.inputs, known)
+        found = self._cache.reuse(request.id, request.inputs, known)
         if self._cache.shortage(request.id, request.wanted):
             self._cache.release(request.id)
+            self._drafter.pause(request.id)
             request.refused_at = free
             return False
         request.computed, request.status, request.refused_at = found, Status.RUNNING, -1
@@ -126,7 +141,7 @@ class Scheduler:
 
     def _leader(self, request: Request) -> tuple[Request, int] | None:
         """The running prompt that has most of a request's text before it, and how many rows that is."""
-        most, page_size = self._reusable(request), self._cache.page_size
+        most, page_size = request.reusable, self._cache.page_size
         found = [
             (leader, common_rows(leader.inputs, request.inputs, most, page_size))
             for leader in self.running
@@ -134,9 +149,6 @@ class Scheduler:
         ]
         best = max(found, key=lambda pair: pair[1], default=None)
         return best if best and best[1] > self._cache.known_rows(request.inputs, most) else None
-
-    def _reusable(self, request: Request) -> int:
-        return request.reusable if self._reuse else 0
 
     def _drafting_share(self) -> int:
         """Nodes each decoding request may use, so that drafts never take the row that lets another one go on.

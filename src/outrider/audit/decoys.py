@@ -50,6 +50,10 @@ class DecoyDrafter:
     def __init__(self, config: Decoys, vocabulary: int) -> None:
         self._config, self._vocabulary = config, vocabulary
 
+    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        return most
+
     def propose(self, context: DraftContext) -> list[TokenTree]:
         """See :class:`outrider.drafters.base.Drafter`."""
         return [self._tree(sequence) for sequence in context.sequences]

@@ -133,6 +133,10 @@ class _Wrapped:
     def __init__(self, drafter: Drafter) -> None:
         self._drafter, self.needs = drafter, drafter.needs
 
+    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        return self._drafter.adopt(key, tokens, most)
+
     def propose(self, context: DraftContext) -> list[TokenTree]:
         """See :class:`outrider.drafters.base.Drafter`."""
         return self._drafter.propose(context)

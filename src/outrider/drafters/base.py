@@ -39,7 +39,7 @@ class Needs:
     deterministic: bool = False
     """Some drafts are point masses given the text before them, whatever the acceptance rule."""
     hidden_layers: tuple[int, ...] = ()
-    """Target layers whose hidden rows it reads."""
+    """Target layers whose hidden rows it reads; see :class:`outrider.target.base.TargetOutput`."""
 
 
 class Proposal(NamedTuple):
@@ -139,6 +139,18 @@ _DRAWERS = {
 }
 
 
+class Committed(NamedTuple):
+    """The rows of a pass that one sequence keeps for good: a prompt's chunk, or an anchor and what was accepted."""
+
+    key: str
+    tokens: Sequence[int]
+    """Committed token ids, prompt first; with those that the round emitted."""
+    start: int
+    """Position of the first row."""
+    rows: Sequence[int]
+    """Rows of the pass, in order of position."""
+
+
 class Outcome(NamedTuple):
     """What became of one round."""
 
@@ -148,12 +160,27 @@ class Outcome(NamedTuple):
     verdicts: Sequence[Verdict]
     batch: TreeBatch
     output: TargetOutput
+    committed: Sequence[Committed]
+    """Of every sequence in the pass, those that got no token yet included."""
 
 
 class Drafter(Protocol):
     """Proposes trees.  It may be wrong, slow or silent; it may not change the output."""
 
     needs: Needs
+
+    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
+        """A request begins, or goes on after a pause, with rows that were computed for another one of its text.
+
+        Args:
+            key: the request.
+            tokens: its token ids.
+            most: rows of the target that can be taken over.
+
+        Returns:
+            How many of them may be: a drafter that has to see the hidden rows of the others says less.
+        """
+        ...
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
         """One tree per sequence of the context, within its ``nodes`` and ``depth``; the anchor alone is legal."""

@@ -120,6 +120,10 @@ class DraftModelDrafter:
         self._drafts: dict[str, _Growth] = {}
         self._broken: dict[str, Exception] = {}
 
+    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        return most
+
     def propose(self, context: DraftContext) -> list[TokenTree]:
         """See :class:`outrider.drafters.base.Drafter`."""
         growing: list[_Growth | None] = [self._begin(i, sequence) for i, sequence in enumerate(context.sequences)]

@@ -72,6 +72,10 @@ class LookupModelDrafter:
         self.needs = config.needs
         self._first, self._then = first, then
 
+    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        return min(self._first.adopt(key, tokens, most), self._then.adopt(key, tokens, most))
+
     def propose(self, context: DraftContext) -> list[TokenTree]:
         """See :class:`outrider.drafters.base.Drafter`."""
         trees = self._first.propose(context)

@@ -85,6 +85,10 @@ class NgramDrafter:
         self._config = config
         self._indexes: dict[str, NgramIndex] = {}
 
+    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        return most
+
     def propose(self, context: DraftContext) -> list[TokenTree]:
         """See :class:`outrider.drafters.base.Drafter`."""
         trees = []

@@ -35,6 +35,10 @@ class NoDrafter:
 
     needs = NoDraft.needs
 
+    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        return most
+
     def propose(self, context: DraftContext) -> list[TokenTree]:
         """See :class:`outrider.drafters.base.Drafter`."""
         return [root_only(sequence.tokens[-1]) for sequence in context.sequences]

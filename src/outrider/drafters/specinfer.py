@@ -88,6 +88,10 @@ class SpecInferDrafter:
         self.needs = config.needs
         self._drafters = drafters
 
+    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        return min(drafter.adopt(key, tokens, most) for drafter in self._drafters)
+
     def propose(self, context: DraftContext) -> list[TokenTree]:
         """See :class:`outrider.drafters.base.Drafter`."""
         count = len(self._drafters)

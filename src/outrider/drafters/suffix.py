@@ -174,6 +174,10 @@ class SuffixDrafter:
         self.corpus = Corpus(config.corpus_megabytes)
         self._texts: dict[str, _Text] = {}
 
+    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        return most
+
     def propose(self, context: DraftContext) -> list[TokenTree]:
         """See :class:`outrider.drafters.base.Drafter`."""
         return [self._draft(sequence) for sequence in context.sequences]
