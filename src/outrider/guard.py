@@ -59,7 +59,7 @@ class GuardedDrafter:
     def close(self, key: str) -> None:
         """Forget a request."""
         self._off.discard(key)
-        self._drafter.close(key)
+        self._let_go(key)
 
     def pause(self, key: str) -> None:
         """Give back a preempted request's pages."""
@@ -96,7 +96,10 @@ class GuardedDrafter:
     def _switch_off(self, key: str, error: Exception) -> None:
         _log.warning("drafting ended for request %s, which goes on plain: %s: %s", key, type(error).__name__, error)
         self._off.add(key)
+        self._let_go(key)
+
+    def _let_go(self, key: str) -> None:
         try:
             self._drafter.close(key)
-        except Exception:  # noqa: BLE001 - it is being switched off because it fails
-            _log.exception("the drafter also failed to let go of request %s", key)
+        except Exception:  # noqa: BLE001 - whatever a drafter does, its requests end as they should
+            _log.exception("the drafter failed to let go of request %s", key)

@@ -15,6 +15,7 @@ from outrider.config import CacheConfig, SchedulerConfig, Speculation
 from outrider.drafters.base import DrafterConfig, Workbench
 from outrider.engine import Engine, Progress
 from outrider.errors import ConfigError, RequestError
+from outrider.heads.checkpoint import HeadCheckpoint
 from outrider.kv.memory import automatic_rows, check_fits
 from outrider.kv.pool import KVPool
 from outrider.request import Request
@@ -88,6 +89,7 @@ class LLM:
         *,
         speculation: str | DrafterConfig | Speculation | None = "auto",
         draft_models: Mapping[str, TargetModel] | None = None,
+        heads: Mapping[str, HeadCheckpoint] | None = None,
         cache: CacheConfig | None = None,
         scheduler: SchedulerConfig | None = None,
     ) -> LLM:
@@ -98,6 +100,7 @@ class LLM:
             tokenizer: None serves token ids alone.
             speculation: as for the class.
             draft_models: models a drafter may ask for by name; they share the target's tokenizer.
+            heads: trained heads a drafter may ask for by name.
             cache: as for the class.
             scheduler: as for the class.
         """
@@ -111,7 +114,7 @@ class LLM:
             return known[str(path)], tokenizer
 
         llm = cls.__new__(cls)
-        llm._assemble(target, tokenizer, load, speculation, cache, scheduler)
+        llm._assemble(target, tokenizer, load, speculation, cache, scheduler, heads)
         return llm
 
     def _assemble(
@@ -122,6 +125,7 @@ class LLM:
         speculation: str | DrafterConfig | Speculation | None,
         cache: CacheConfig | None,
         scheduler: SchedulerConfig | None,
+        heads: Mapping[str, HeadCheckpoint] | None = None,
     ) -> None:
         plan = Speculation(speculation or "none") if not isinstance(speculation, Speculation) else speculation
         config, verifier = plan.drafter_config(), make_verifier(plan.verifier)
@@ -145,6 +149,8 @@ class LLM:
             device=target.device,
             vocabulary=vocabulary,
             load=load_draft,
+            heads=heads or {},
+            reserve=needs.__setitem__,
         )
         self._inboxes: dict[str, deque[Progress]] = {}
         self.drafter_config, self.verifier, self.tokenizer = config, verifier, tokenizer

@@ -213,6 +213,8 @@ class SequenceRows:
     """Logits of the forced rows are wanted too (prompt logprobs)."""
     skip: int = 0
     """Rows of this layout that an earlier pass computed and nothing has committed; a growing tree's older nodes."""
+    together: bool = False
+    """Whether its forced rows all see each other, as a block drafter's do."""
 
     @property
     def tail(self) -> int:
@@ -303,7 +305,10 @@ class TreeBatch:
 
 
 def _ancestors(sequence: SequenceRows) -> torch.Tensor:
-    seen = torch.ones(sequence.tail, sequence.tail, dtype=torch.bool).tril()
+    seen = torch.ones(sequence.tail, sequence.tail, dtype=torch.bool)
+    if sequence.together:
+        return seen
+    seen = seen.tril()
     tree, forced = sequence.tree, len(sequence.forced)
     if tree is not None and not tree.is_chain:
         for node in range(1, len(tree)):

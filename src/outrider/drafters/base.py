@@ -23,6 +23,7 @@ from outrider.tree import TokenTree, TreeBatch, TreeBuilder
 from outrider.verify.base import Draws, KeyedDice, Verdict
 
 if TYPE_CHECKING:
+    from outrider.heads.checkpoint import HeadCheckpoint
     from outrider.kv.pool import KVPool
     from outrider.target.base import TargetModel, TargetOutput
     from outrider.target.tokenizer import Tokenizer
@@ -212,6 +213,23 @@ class Workbench:
     """Token ids at or past this are never drafted."""
     load: Callable[[str], tuple[TargetModel, Tokenizer | None]]
     """Loads another model in the target's precision, on its device."""
+    heads: Mapping[str, HeadCheckpoint] = field(default_factory=dict)
+    """Trained heads that are in memory, by name."""
+    reserve: Callable[[str, int], None] = lambda name, row_bytes: None
+    """Notes how many bytes one position takes in a cache of the drafter's own."""
+
+    def head(self, path: str) -> HeadCheckpoint:
+        """A trained head that was made for this target.
+
+        Raises:
+            ModelError: there is none, or it cannot be read.
+            ConfigError: it was made for another target.
+        """
+        from outrider.heads.checkpoint import read_head
+
+        found = self.heads.get(path) or read_head(path)
+        found.check_target(self.target)
+        return found
 
 
 class DrafterConfig(Protocol):

@@ -6,13 +6,13 @@ expand the likeliest nodes of each level, then keep the likeliest of all.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
+from outrider.drafters._growth import DynamicTree, Growth
 from outrider.drafters.base import (
     DraftContext,
     DraftSequence,
@@ -26,8 +26,7 @@ from outrider.drafters.base import (
 from outrider.errors import ConfigError
 from outrider.kv.pool import PagedCache
 from outrider.target.base import TargetModel
-from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder, root_only
-from outrider.verify.base import Draws
+from outrider.tree import SequenceRows, TokenTree, TreeBatch, root_only
 
 _CHUNK = 512
 _JOINED = 32
@@ -114,10 +113,10 @@ class DraftModelDrafter:
         self, config: DraftModel, model: TargetModel, cache: PagedCache, vocabulary: int, source: int = 0
     ) -> None:
         self._config, self._model, self._cache = config, model, cache
-        self._vocabulary, self._source = vocabulary, source
+        self._vocabulary, self._source, self._shape = vocabulary, source, DynamicTree(config.topk)
         self.needs = config.needs
         self._computed: dict[str, int] = {}
-        self._drafts: dict[str, _Growth] = {}
+        self._drafts: dict[str, Growth] = {}
         self._broken: dict[str, Exception] = {}
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
@@ -126,7 +125,7 @@ class DraftModelDrafter:
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
         """See :class:`outrider.drafters.base.Drafter`."""
-        growing: list[_Growth | None] = [self._begin(i, sequence) for i, sequence in enumerate(context.sequences)]
+        growing: list[Growth | None] = [self._begin(i, sequence) for i, sequence in enumerate(context.sequences)]
         active = [growth for growth in growing if growth is not None]
         self._drafts = {growth.sequence.key: growth for growth in active}
         self._catch_up(active)
@@ -159,7 +158,7 @@ class DraftModelDrafter:
         self._broken.pop(key, None)
         self._cache.release(key)
 
-    def _grow_level(self, context: DraftContext, active: Sequence[_Growth]) -> None:
+    def _grow_level(self, context: DraftContext, active: Sequence[Growth]) -> None:
         """Draft one more level of every tree.
 
         A failure ends a tree where it stands and is raised in the next round: under a ratio rule the tokens already
@@ -174,17 +173,17 @@ class DraftModelDrafter:
         for growth, rows in zip(active, logits, strict=True):
             self._grow(context, growth, rows)
 
-    def _grow(self, context: DraftContext, growth: _Growth, rows: torch.Tensor) -> None:
+    def _grow(self, context: DraftContext, growth: Growth, rows: torch.Tensor) -> None:
         try:
-            growth.grow(context, rows, self._config.topk, self._source)
+            growth.grow(context, rows, self._source)
         except Exception as error:  # noqa: BLE001 - as in the level as a whole
             self._break(growth, error)
 
-    def _break(self, growth: _Growth, error: Exception) -> None:
+    def _break(self, growth: Growth, error: Exception) -> None:
         growth.frontier = []
         self._broken[growth.sequence.key] = error
 
-    def _begin(self, index: int, sequence: DraftSequence) -> _Growth | None:
+    def _begin(self, index: int, sequence: DraftSequence) -> Growth | None:
         """Start a tree, or None where the request is past the draft model's context or out of draft pages."""
         if (error := self._broken.pop(sequence.key, None)) is not None:
             raise error
@@ -197,9 +196,9 @@ class DraftModelDrafter:
             self._computed[sequence.key] = self._cache.reuse(sequence.key, sequence.tokens, len(sequence.tokens) - 1)
         if not self._cache.extend(sequence.key, len(sequence.tokens) + self._config.topk**2 * depth):
             return None
-        return _Growth(index, sequence, nodes=nodes, depth=depth, beam=self._config.topk)
+        return Growth(index, sequence, self._shape, context=len(sequence.tokens) - 1, nodes=nodes, depth=depth)
 
-    def _catch_up(self, active: Sequence[_Growth]) -> None:
+    def _catch_up(self, active: Sequence[Growth]) -> None:
         """Compute the committed rows before the anchor's, but for a few that the first drafting pass takes along."""
         while True:
             chunks = []
@@ -224,80 +223,3 @@ class DraftModelDrafter:
         batch = TreeBatch.pack(rows, self._model.device)
         logits = self._model.forward(batch, self._cache).logits[:, : self._vocabulary]
         return list(torch.split(logits, [min(sequence.rows, len(sequence.tree or ())) for sequence in rows]))
-
-
-class _Growth:
-    """One request's tree while it grows."""
-
-    def __init__(self, index: int, sequence: DraftSequence, *, nodes: int, depth: int, beam: int) -> None:
-        self.index, self.sequence = index, sequence
-        self.context = len(sequence.tokens) - 1
-        self.pending: tuple[int, ...] = ()
-        """Committed tokens before the anchor whose rows the first pass computes as well."""
-        self.computed = 0
-        """Nodes whose rows the draft cache holds."""
-        self.frontier = [0]
-        """Nodes of the last level that are worth expanding."""
-        self._builder: TreeBuilder = sequence.builder()
-        self._nodes, self._depth, self._beam = nodes, depth, beam
-        self._level = 0
-
-    @property
-    def room(self) -> bool:
-        """Whether another level may be drafted."""
-        return self._level < self._depth
-
-    def rows(self) -> SequenceRows:
-        """The pass that computes every node not computed yet."""
-        done = len(self.pending) + self.computed if self.computed else 0
-        start = self.context - len(self.pending)
-        return SequenceRows(self.sequence.key, start, self.pending, self._builder.build(), skip=done)
-
-    def grow(self, context: DraftContext, logits: torch.Tensor, width: int, source: int) -> None:
-        """Hang a level of proposals below the frontier.
-
-        Args:
-            context: turns logits into proposals.
-            logits: float [nodes computed by the last pass, vocabulary].
-            width: proposals per node.
-            source: which drafter of a merged tree this is.
-        """
-        first, builder = self.computed, self._builder
-        self.computed = len(builder)
-        self._level += 1
-        causal = context.draws in (Draws.INDEPENDENT, Draws.WITHOUT_REPLACEMENT)
-        if causal and self._level > 1:
-            width = 1  # a static shape: which nodes branch must not depend on what was drawn
-        paths = [builder.paths[node] for node in self.frontier]
-        picked = context.pick(
-            self.index, logits[[node - first for node in self.frontier]], paths, self.frontier, width, source
-        )
-        level = set()
-        for node, proposals in zip(self.frontier, picked, strict=True):
-            for token, probability, q, removed in proposals:
-                if causal and len(builder) >= self._nodes:
-                    break
-                share = 1.0 if causal else probability
-                level.add(builder.add(node, token, survival=share, source=source, q=q, removed=removed))
-        by_promise = sorted(level, key=lambda node: (-builder.survival[node], node))
-        self.frontier = sorted(level if causal else by_promise[: self._beam])
-
-    def finish(self) -> TokenTree:
-        """The tree, cut to its most promising nodes where it outgrew its budget."""
-        tree = self._builder.build()
-        if len(tree) <= self._nodes:
-            return tree
-        best = heapq.nsmallest(self._nodes, range(len(tree)), key=lambda node: (-tree.survival[node], node))
-        return tree.subtree(sorted(best))
-
-    def rows_of(self, tokens: Sequence[int]) -> list[int]:
-        """Draft cache rows, counted from the anchor's, of a path of accepted tokens, as far as they were computed.
-
-        The path may come from a tree this one was merged into, so it is followed by token.
-        """
-        rows: list[int] = []
-        for node in self._builder.walk(tokens):
-            if node >= self.computed:
-                break
-            rows.append(node)
-        return rows

@@ -134,13 +134,14 @@ class PassPlan:
         Returns:
             [1, rows, query heads, value width].
         """
-        store = self._write(key, value)
+        store = self.write(key, value)
         plain = call.softcap is None and call.sinks is None and key.shape[-1] == value.shape[-1]
         attend_one = self._attend_fused if plain else self._attend_reference
         mixed = [attend_one(plan, store, query[0, :, plan.rows], call) for plan in self._sequences]
         return (mixed[0] if len(mixed) == 1 else torch.cat(mixed)).unsqueeze(0)
 
-    def _write(self, key: torch.Tensor, value: torch.Tensor) -> LayerStore:
+    def write(self, key: torch.Tensor, value: torch.Tensor) -> LayerStore:
+        """Write the pass's keys and values of the next layer, [1, key heads, rows, width] each; see :meth:`attend`."""
         seen = self._seen.get((id(key), id(value)))
         if seen is not None and seen[0]() is key and seen[1]() is value:  # a layer that was handed an earlier layer's
             return seen[2]

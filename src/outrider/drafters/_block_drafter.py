@@ -1,0 +1,185 @@
+"""Drafting a block in one pass, with the target's features among the keys: DSpark and DFlash.
+
+The head's pages hold context rows only, one for each committed token whose hidden rows were seen:
+
+    target   x0  x1  … x(t−1)  xt = anchor
+    pages    c0  c1  … c(t−1) │ anchor and masks: computed in one pass, never kept
+
+How many of a block's tokens are put before the target is decided token by token from what was known before the token
+was drawn, which keeps every acceptance rule exact (DSpark, §3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from outrider.drafters.base import Committed, DraftContext, DraftSequence, Needs, Outcome, Workbench
+from outrider.errors import ConfigError
+from outrider.heads.block_runner import Block, BlockRunner
+from outrider.kv.pool import PagedCache
+from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder, root_only
+
+
+@dataclass(frozen=True)
+class LengthRule:
+    """When to stop drafting: once another row would lower the tokens expected per unit of time.
+
+    Source: DSpark's scheduler (arXiv 2607.05147, Algorithm 1) for one request, with a straight cost curve.
+    """
+
+    round_cost: float
+    """Of a round that verifies the anchor alone, draft included, in passes over one row."""
+    row_cost: float
+    """Of one more row, in the same unit; 0 never stops."""
+
+    def worth(self, survivals: Sequence[float], survival: float) -> bool:
+        """Whether a draft that survives so often is worth its row, after drafts that survive so often."""
+        if not self.row_cost:
+            return True
+        cost = self.round_cost + self.row_cost * len(survivals)
+        expected = 1.0 + sum(survivals)
+        return (expected + survival) / (cost + self.row_cost) > expected / cost
+
+
+class BlockDrafter:
+    """Runs a block head against its own pages.
+
+    Args:
+        runner: the head.
+        cache: its pages.
+        rule: when to stop.
+        most: most drafted tokens.
+    """
+
+    def __init__(self, runner: BlockRunner, cache: PagedCache, rule: LengthRule, most: int) -> None:
+        self.needs = Needs(hidden_layers=runner.hidden_layers)
+        self._runner, self._cache, self._rule, self._most = runner, cache, rule, most
+        self._known: dict[str, int] = {}
+
+    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        self.close(key)
+        self._known[key] = self._cache.reuse(key, tokens, most)
+        return self._known[key]
+
+    def observe(self, outcome: Outcome) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        fresh = [kept for kept in outcome.committed if self._is_next(kept)]
+        if not fresh:
+            return
+        chunks: list[SequenceRows] = []
+        places: list[int] = []
+        for kept in fresh:
+            known, stop = self._known[kept.key], kept.start + len(kept.rows)
+            chunks.append(SequenceRows(kept.key, known, tuple(kept.tokens[known:stop]), None))
+            places += kept.rows[known - kept.start :]
+        rows = torch.tensor(places, dtype=torch.int64)
+        features = [outcome.output.hidden[layer][rows] for layer in self._runner.hidden_layers]
+        self._runner.extend(TreeBatch.pack(chunks, self._runner.device), features, self._cache)
+        for kept, chunk in zip(fresh, chunks, strict=True):
+            self._known[kept.key] = chunk.context + chunk.rows
+            self._cache.share(kept.key, kept.tokens, self._known[kept.key])
+
+    def _is_next(self, kept: Committed) -> bool:
+        """Whether a sequence's rows go on where the known ones end, and there is room for them."""
+        known = self._known.get(kept.key)
+        stop = kept.start + len(kept.rows)
+        if known is None or stop <= known:
+            return False
+        if kept.start > known or stop > self._runner.context_length or not self._cache.extend(kept.key, stop):
+            self.close(kept.key)  # rows go by unseen, so that nothing can follow
+            return False
+        return True
+
+    def propose(self, context: DraftContext) -> list[TokenTree]:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        ready = [index for index, sequence in enumerate(context.sequences) if self._is_ready(sequence)]
+        trees = [root_only(sequence.tokens[-1]) for sequence in context.sequences]
+        if ready:
+            sequences = [context.sequences[index] for index in ready]
+            rows = [self._rows(sequence) for sequence in sequences]
+            block = self._runner.block(TreeBatch.pack(rows, self._runner.device), self._cache)
+            for index, builder in zip(ready, self._draw(context, ready, block), strict=True):
+                trees[index] = builder.build()
+        return trees
+
+    def _is_ready(self, sequence: DraftSequence) -> bool:
+        known, anchor = self._known.get(sequence.key), len(sequence.tokens) - 1
+        last = anchor + self._runner.slots
+        return known == anchor and last <= self._runner.context_length and self._cache.extend(sequence.key, last)
+
+    def _rows(self, sequence: DraftSequence) -> SequenceRows:
+        masks = (self._runner.mask_id,) * (self._runner.slots - 1)
+        return SequenceRows(sequence.key, len(sequence.tokens) - 1, (sequence.tokens[-1], *masks), None, together=True)
+
+    def _draw(self, context: DraftContext, ready: Sequence[int], block: Block) -> list[TreeBuilder]:
+        """Choose a block's tokens one after the other, as far as another is worth its row."""
+        builders = [context.sequences[index].builder() for index in ready]
+        survivals: list[list[float]] = [[] for _ in ready]
+        for slot in range(self._runner.drafts):
+            previous = torch.tensor([builder.tokens[-1] for builder in builders], device=self._runner.device)
+            chances = block.confidence(slot, previous).tolist()
+            open_ = [
+                place
+                for place, builder in enumerate(builders)
+                if len(builder) == slot + 1
+                and slot < self._room(context.sequences[ready[place]])
+                and self._rule.worth(survivals[place], chances[place] * (survivals[place] or [1.0])[-1])
+            ]
+            if not open_:
+                break
+            logits = block.logits(slot, previous)
+            for place in open_:
+                builder = builders[place]
+                (picked,) = context.pick(ready[place], logits[place : place + 1], [builder.paths[-1]], [slot], 1)
+                for proposal in picked:
+                    builder.add(slot, proposal.token, survival=chances[place], q=proposal.q, removed=proposal.removed)
+                    survivals[place].append(builder.survival[-1])
+        return builders
+
+    def _room(self, sequence: DraftSequence) -> int:
+        return min(self._most, sequence.nodes - 1, sequence.depth)
+
+    def pause(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        self.close(key)
+
+    def close(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        self._known.pop(key, None)
+        self._cache.release(key)
+
+
+class _Options(Protocol):
+    """What the methods of the family have in common."""
+
+    @property
+    def method(self) -> str: ...
+    @property
+    def head(self) -> str: ...
+    @property
+    def num_draft_tokens(self) -> int: ...
+    @property
+    def row_cost(self) -> float: ...
+
+
+def block_drafter(bench: Workbench, options: _Options) -> BlockDrafter:
+    """Load a block head and make it ready to draft.
+
+    Raises:
+        ConfigError: none was named, or it is not for this target.
+        ModelError: it cannot be read.
+    """
+    if not options.head:
+        raise ConfigError(f"{options.method} needs a trained head; name its folder with --speculative-draft-model-path")
+    runner = BlockRunner(bench.head(options.head).build(), bench.target)
+    name = f"head:{options.head}"
+    bench.reserve(name, runner.row_bytes)
+    # Which rows share a pass moves a head's answers by rounding alone, and what it drafts changes no text.
+    cache = bench.pool.cache(name, row_invariant=bench.target.row_invariant)
+    rule = LengthRule(round_cost=1.2, row_cost=options.row_cost)
+    return BlockDrafter(runner, cache, rule, options.num_draft_tokens or runner.drafts)

@@ -1,0 +1,203 @@
+"""How a tree grows level by level, whatever network answers for its nodes.
+
+A dynamic tree follows EAGLE-2 (Li et al. 2024, §4): expand the likeliest nodes of each level, then keep the likeliest
+of all.  A static one has the shape it was given.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+
+from outrider.drafters.base import DraftContext, DraftSequence
+from outrider.tree import SequenceRows, TokenTree, TreeBuilder
+from outrider.verify.base import Draws
+
+Ranks = tuple[int, ...]
+"""Names a node of a shape: which of its parent's children it is, after which of its own parent's its parent is, …"""
+
+
+class TreeShape(Protocol):
+    """Which nodes of a tree have how many children."""
+
+    @property
+    def beam(self) -> int | None:
+        """Nodes of a level that may have children; None is all."""
+        ...
+
+    def width(self, ranks: Ranks, causal: bool) -> int:
+        """Children of a node.
+
+        Args:
+            ranks: the node.
+            causal: whether the number must not depend on what was drawn.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class DynamicTree:
+    """The likeliest nodes of each level get ``topk`` children each."""
+
+    topk: int
+
+    @property
+    def beam(self) -> int:
+        """See :class:`TreeShape`."""
+        return self.topk
+
+    def width(self, ranks: Ranks, causal: bool) -> int:
+        """See :class:`TreeShape`; where no draw may be looked at, only the anchor branches."""
+        return 1 if causal and ranks else self.topk
+
+
+@dataclass(frozen=True)
+class StaticTree:
+    """A shape given as data."""
+
+    nodes: tuple[Ranks, ...]
+    """Every drafted node."""
+
+    @property
+    def beam(self) -> None:
+        """See :class:`TreeShape`."""
+        return None
+
+    @cached_property
+    def _widths(self) -> dict[Ranks, int]:
+        widths: dict[Ranks, int] = {}
+        for ranks in self.nodes:
+            widths[ranks[:-1]] = max(widths.get(ranks[:-1], 0), ranks[-1] + 1)
+        return widths
+
+    @classmethod
+    def likeliest(cls, chances: Sequence[Sequence[float]], count: int) -> StaticTree:
+        """The shape whose nodes are most often right (Cai et al. 2024, §2.3).
+
+        Args:
+            chances: by depth and rank, how often the proposal of that rank is right if all before it were; falling.
+            count: drafted nodes.
+        """
+        chosen: list[Ranks] = []
+        offers: list[tuple[float, Ranks]] = [(-chances[0][0], (0,))]
+        while offers and len(chosen) < count:
+            chance, ranks = heapq.heappop(offers)
+            chosen.append(ranks)
+            level, last = chances[len(ranks) - 1], ranks[-1]
+            if last + 1 < len(level):
+                heapq.heappush(offers, (chance * level[last + 1] / level[last], (*ranks[:-1], last + 1)))
+            if len(ranks) < len(chances):
+                heapq.heappush(offers, (chance * chances[len(ranks)][0], (*ranks, 0)))
+        return cls(tuple(sorted(chosen, key=lambda ranks: (len(ranks), ranks))))
+
+    @property
+    def depth(self) -> int:
+        """Levels below the anchor."""
+        return max(map(len, self.nodes), default=0)
+
+    def width(self, ranks: Ranks, causal: bool) -> int:
+        """See :class:`TreeShape`."""
+        return self._widths.get(ranks, 0)
+
+
+class Growth:
+    """One request's tree while it grows.
+
+    Args:
+        index: the request's place in the context.
+        sequence: the request.
+        shape: which nodes have how many children.
+        context: rows before the anchor's in the drafter's cache, computed or not.
+        nodes: most nodes, anchor included.
+        depth: most levels.
+    """
+
+    def __init__(
+        self, index: int, sequence: DraftSequence, shape: TreeShape, *, context: int, nodes: int, depth: int
+    ) -> None:
+        self.index, self.sequence, self.context = index, sequence, context
+        self.pending: tuple[int, ...] = ()
+        """Committed tokens before the anchor whose rows the first pass computes as well."""
+        self.computed = 0
+        """Nodes whose rows the draft cache holds."""
+        self.first = 0
+        """First of the nodes that the last pass computed."""
+        self.frontier = [0]
+        """Nodes of the last level that are worth expanding."""
+        self._builder: TreeBuilder = sequence.builder()
+        self._ranks: list[Ranks] = [()]
+        self._shape, self._nodes, self._depth = shape, nodes, depth
+        self._level = 0
+
+    @property
+    def room(self) -> bool:
+        """Whether another level may be drafted."""
+        return self._level < self._depth
+
+    @property
+    def parents(self) -> Sequence[int]:
+        """Parent of each node."""
+        return self._builder.parents
+
+    def rows(self) -> SequenceRows:
+        """The pass that computes every node not computed yet."""
+        done = len(self.pending) + self.computed if self.computed else 0
+        start = self.context - len(self.pending)
+        return SequenceRows(self.sequence.key, start, self.pending, self._builder.build(), skip=done)
+
+    def grow(self, context: DraftContext, logits: torch.Tensor, source: int = 0) -> None:
+        """Hang a level of proposals below the frontier.
+
+        Args:
+            context: turns logits into proposals.
+            logits: float [nodes computed by the last pass, vocabulary].
+            source: which drafter of a merged tree this is.
+        """
+        first, builder = self.computed, self._builder
+        self.first, self.computed = first, len(builder)
+        self._level += 1
+        causal = context.draws in (Draws.INDEPENDENT, Draws.WITHOUT_REPLACEMENT)
+        widths = [self._shape.width(self._ranks[node], causal) for node in self.frontier]
+        rows = logits[[node - first for node in self.frontier]]
+        paths = [builder.paths[node] for node in self.frontier]
+        picked = context.pick(self.index, rows, paths, self.frontier, max(widths), source)
+        level = set()
+        for node, width, proposals in zip(self.frontier, widths, picked, strict=True):
+            for rank, (token, probability, q, removed) in enumerate(proposals[:width]):
+                if causal and len(builder) >= self._nodes:
+                    break
+                share = 1.0 if causal else probability
+                level.add(builder.add(node, token, survival=share, source=source, q=q, removed=removed))
+                if len(builder) > len(self._ranks):
+                    self._ranks.append((*self._ranks[node], rank))
+        self.frontier = self._worth_expanding(level, causal)
+
+    def _worth_expanding(self, level: set[int], causal: bool) -> list[int]:
+        beam = None if causal else self._shape.beam
+        best = sorted(level, key=lambda node: (-self._builder.survival[node], node))[:beam]
+        return sorted(node for node in best if self._shape.width(self._ranks[node], causal))
+
+    def finish(self) -> TokenTree:
+        """The tree, cut to its most promising nodes where it outgrew its budget."""
+        tree = self._builder.build()
+        if len(tree) <= self._nodes:
+            return tree
+        best = heapq.nsmallest(self._nodes, range(len(tree)), key=lambda node: (-tree.survival[node], node))
+        return tree.subtree(sorted(best))
+
+    def rows_of(self, tokens: Sequence[int]) -> list[int]:
+        """Draft cache rows, counted from the anchor's, of a path of accepted tokens, as far as they were computed.
+
+        The path may come from a tree this one was merged into, so it is followed by token.
+        """
+        rows: list[int] = []
+        for node in self._builder.walk(tokens):
+            if node >= self.computed:
+                break
+            rows.append(node)
+        return rows

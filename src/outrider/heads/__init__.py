@@ -1,0 +1,1 @@
+"""Small networks that draft from a target's hidden rows: trained by ``train``, run by ``drafters``."""

@@ -1,0 +1,155 @@
+"""The parts that trained drafters are made of: attention whose keys somebody else keeps, a gated network, rotations.
+
+A block neither knows how its rows see each other nor where their keys and values are kept: it is handed an
+``Attend``.  So one module serves training, where rows are a whole text under a mask, and drafting, where they are a
+tree's nodes and the keys lie on pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaConfig
+
+from outrider.target import hf_names
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+"""Queries [batch, heads, rows, width], keys and values [batch, key heads, rows, width] and what multiplies the scores
+→ [batch, rows, heads, width]."""
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """Sizes and habits of a decoder block."""
+
+    width: int
+    heads: int
+    key_heads: int
+    head_width: int
+    inner: int
+    norm_epsilon: float = 1e-6
+    rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+    """transformers' ``rope_parameters``."""
+    positions: int = 4096
+    """The longest text; some rotations depend on it."""
+    projection_bias: bool = False
+    """Whether queries, keys and values have biases."""
+    head_norms: bool = False
+    """Whether each head's queries and keys are normed."""
+
+
+def _linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=bias)
+
+
+class Rotary(nn.Module):
+    """Cosines and sines of positions, as the families of Llama turn their queries and keys (Su et al. 2021)."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        config = LlamaConfig(
+            hidden_size=shape.heads * shape.head_width,
+            num_attention_heads=shape.heads,
+            num_hidden_layers=1,
+            head_dim=shape.head_width,
+            max_position_embeddings=shape.positions,
+            rope_parameters=dict(shape.rope),
+        )
+        frequencies, self._scale = hf_names.rotary_frequencies(config, shape.positions)[0]
+        self.register_buffer("_frequencies", frequencies, persistent=False)
+        self._frequencies: torch.Tensor
+
+    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines.
+
+        Args:
+            positions: int64 [..., rows].
+
+        Returns:
+            Two fp32 [..., 1, rows, head width].
+        """
+        angles = positions.unsqueeze(-1).float() * self._frequencies
+        angles = torch.cat((angles, angles), dim=-1).unsqueeze(-3)
+        return angles.cos() * self._scale, angles.sin() * self._scale
+
+
+def turn(rows: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Rotate [..., heads, rows, width] by their positions' cosines and sines."""
+    cosines, sines = turns
+    left, right = rows.chunk(2, dim=-1)
+    return rows * cosines + torch.cat((-right, left), dim=-1) * sines
+
+
+class Attention(nn.Module):
+    """Grouped-query attention; its keys and values are kept by whoever attends.
+
+    Args:
+        shape: sizes.
+        inputs: width of the rows it reads; None is the shape's.
+    """
+
+    def __init__(self, shape: BlockShape, inputs: int | None = None) -> None:
+        super().__init__()
+        read, query, key = inputs or shape.width, shape.heads * shape.head_width, shape.key_heads * shape.head_width
+        self._shape = shape
+        self.q_proj = _linear(read, query, shape.projection_bias)
+        self.k_proj = _linear(read, key, shape.projection_bias)
+        self.v_proj = _linear(read, key, shape.projection_bias)
+        self.o_proj = _linear(query, shape.width)
+        self.q_norm, self.k_norm = (
+            nn.RMSNorm(shape.head_width, shape.norm_epsilon) if shape.head_norms else nn.Identity() for _ in range(2)
+        )
+
+    def forward(self, rows: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
+        """[batch, rows, inputs] → [batch, rows, width]."""
+        query = turn(self.q_norm(self._heads(self.q_proj(rows))), turns)
+        mixed = attend(query, *self.keys_and_values(rows, turns), self._shape.head_width**-0.5)
+        return self.o_proj(mixed.flatten(-2))
+
+    def keys_and_values(
+        self, rows: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[batch, rows, inputs] → twice [batch, key heads, rows, head width]."""
+        return turn(self.k_norm(self._heads(self.k_proj(rows))), turns), self._heads(self.v_proj(rows))
+
+    def _heads(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.unflatten(-1, (-1, self._shape.head_width)).transpose(-3, -2)
+
+
+class GatedNetwork(nn.Module):
+    """The feed-forward part: down(silu(gate) · up)."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.gate_proj = _linear(shape.width, shape.inner)
+        self.up_proj = _linear(shape.width, shape.inner)
+        self.down_proj = _linear(shape.inner, shape.width)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., width] → [..., width]."""
+        return self.down_proj(nn.functional.silu(self.gate_proj(rows)) * self.up_proj(rows))
+
+
+class Block(nn.Module):
+    """A pre-norm decoder block.
+
+    Args:
+        shape: sizes.
+        first_norm: whether the rows are normed before attention; EAGLE's first block leaves that out.
+    """
+
+    def __init__(self, shape: BlockShape, *, first_norm: bool = True) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(shape.width, shape.norm_epsilon) if first_norm else nn.Identity()
+        self.self_attn = Attention(shape)
+        self.post_attention_layernorm = nn.RMSNorm(shape.width, shape.norm_epsilon)
+        self.mlp = GatedNetwork(shape)
+
+    def forward(self, rows: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
+        """[batch, rows, width] → [batch, rows, width]."""
+        rows = rows + self.self_attn(self.input_layernorm(rows), turns, attend)
+        return rows + self.mlp(self.post_attention_layernorm(rows))

@@ -1,0 +1,197 @@
+"""A trained head on disk: a folder with ``config.json`` and ``model.safetensors``.
+
+``config.json`` names the kind of head (a file of this package), its configuration, the target it was made for and how
+it was trained.  Formats of other projects are translated into the same thing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, Protocol, get_type_hints
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from outrider.errors import ConfigError, ModelError
+
+VERSION: Final = 1
+CONFIG: Final = "config.json"
+TENSORS: Final = "model.safetensors"
+
+
+class _Target(Protocol):
+    width: int
+    layers: int
+    vocabulary: int
+
+
+@dataclass(frozen=True)
+class TargetFacts:
+    """What a head must know of its target; a number that is not known is 0."""
+
+    name: str = ""
+    width: int = 0
+    layers: int = 0
+    vocabulary: int = 0
+
+    @classmethod
+    def of(cls, target: _Target, name: str = "") -> TargetFacts:
+        """The facts of a target."""
+        return cls(name, target.width, target.layers, target.vocabulary)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadCheckpoint:
+    """A head's numbers, and what they mean."""
+
+    kind: str
+    """The file of this package that holds its network."""
+    config: Any
+    """The network's configuration, a frozen dataclass."""
+    target: TargetFacts
+    tensors: Mapping[str, torch.Tensor]
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """How it was made, for people."""
+    name: str = "the head"
+    """For messages."""
+
+    def build(self) -> Any:
+        """The network with these numbers, for inference.
+
+        Raises:
+            ModelError: the numbers are not those the configuration asks for.
+        """
+        module = _parts(self.kind)[1](self.config)
+        due, found = module.state_dict(), dict(self.tensors)
+        for name, wanted in due.items():
+            if name not in found:
+                raise ModelError(f"{self.name}: its weights hold nothing for {name!r}")
+            if found[name].shape != wanted.shape:
+                raise ModelError(
+                    f"{self.name}: {name!r} has the shape {list(found[name].shape)} where {list(wanted.shape)} is due"
+                )
+        if foreign := sorted(found.keys() - due.keys()):
+            raise ModelError(f"{self.name}: its weights hold {foreign[0]!r}, for which the head has no place")
+        module.load_state_dict(found)
+        return module.eval().requires_grad_(False)
+
+    def check_target(self, target: _Target) -> None:
+        """Refuse a target that the head was not made for.
+
+        Raises:
+            ConfigError: naming what differs, with both values.
+        """
+        for name in ("width", "layers", "vocabulary"):
+            own, its = getattr(self.target, name), getattr(target, name)
+            if own and own != its and not (name == "vocabulary" and own < its):
+                raise ConfigError(
+                    f"{self.name} was made for a target whose {_WORDS[name]} is {own}, and this one's is {its}"
+                )
+        deepest = max(self.config.hidden_layers)
+        if deepest > target.layers:
+            raise ConfigError(f"{self.name} reads layer {deepest}, and the target has {target.layers}")
+
+
+_WORDS: Final = {"width": "hidden size", "layers": "number of layers", "vocabulary": "vocabulary"}
+
+
+def _parts(kind: str) -> tuple[type, type]:
+    """Configuration and network of a kind of head."""
+    module = import_module(f"outrider.heads.{kind}")
+    return module.CONFIG, module.HEAD
+
+
+def write_head(folder: Path, checkpoint: HeadCheckpoint) -> None:
+    """Write a head; the folder is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {
+        "outrider_head": VERSION,
+        "kind": checkpoint.kind,
+        "config": dataclasses.asdict(checkpoint.config),
+        "target": dataclasses.asdict(checkpoint.target),
+        "training": dict(checkpoint.training),
+    }
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
+    save_file(tensors, folder / TENSORS)
+    (folder / CONFIG).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def read_head(folder: str | Path) -> HeadCheckpoint:
+    """Read a head that :func:`write_head` has written.
+
+    Raises:
+        ModelError: there is none, or its files cannot be read; in one sentence.
+    """
+    place = Path(folder)
+    told = read_json(place / CONFIG)
+    if told.get("outrider_head") != VERSION:
+        raise ModelError(f"{place.name}: {CONFIG} does not say that this is a head of version {VERSION}")
+    try:
+        config = from_plain(_parts(str(told["kind"]))[0], told["config"])
+        target = from_plain(TargetFacts, told["target"])
+    except (KeyError, TypeError, ModuleNotFoundError, AttributeError) as error:
+        raise ModelError(f"{place.name}: {CONFIG} does not describe a head: {error}") from error
+    tensors = {name: widened(tensor) for name, tensor in read_tensors(place / TENSORS).items()}
+    return HeadCheckpoint(told["kind"], config, target, tensors, told.get("training", {}), place.name)
+
+
+def is_head(folder: str | Path) -> bool:
+    """Whether a path is a folder that says it holds a head."""
+    try:
+        return "outrider_head" in read_json(Path(folder) / CONFIG)
+    except ModelError:
+        return False
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        ModelError: there is none.
+    """
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{file.parent.name}: {file.name} cannot be read: {error}") from error
+    if not isinstance(told, dict):
+        raise ModelError(f"{file.parent.name}: {file.name} is not a JSON object")
+    return told
+
+
+def read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a safetensors file.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{file.parent.name}: {file.name} cannot be read: {error}") from error
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """Floats as fp32, whatever they were stored as."""
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def from_plain(kind: type, plain: Mapping[str, Any]) -> Any:
+    """A frozen dataclass from what ``json`` makes of its ``asdict``.
+
+    Raises:
+        TypeError: a field is unknown or missing.
+    """
+    hints, values = get_type_hints(kind), {}
+    for name, value in plain.items():
+        wanted = hints.get(name)
+        if isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
+            values[name] = from_plain(wanted, value)
+        else:
+            values[name] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)

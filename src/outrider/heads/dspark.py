@@ -1,0 +1,229 @@
+"""DSpark and DFlash: one pass drafts a whole block, with the target's features among the keys of every layer.
+
+Sources: DFlash, Chen, Liang, Liu 2026 (arXiv 2602.06036); DSpark, DeepSeek-AI and Peking University 2026 (arXiv
+2607.05147, §3).  The block is the anchor and mask tokens, which all see each other and the context before them.  What
+DSpark adds is a sequential correction: each slot's logits are moved by the token chosen for the slot before, so that
+the choices agree with each other; and a guess at how likely each will be accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import torch
+from torch import nn
+
+from outrider.errors import ModelError
+from outrider.heads.blocks import Attend, Block, BlockShape, Rotary
+
+
+@dataclass(frozen=True)
+class DSparkConfig:
+    """What a block drafter looks like; DFlash is the one without correction and confidence."""
+
+    block: BlockShape
+    hidden_layers: tuple[int, ...]
+    """Target layers whose outputs are fused, in the order of the projection's inputs."""
+    blocks: int
+    """Decoder layers."""
+    slots: int
+    """Rows of a block, the anchor's included."""
+    mask_id: int
+    """Target token id whose embedding stands in the slots after the anchor."""
+    vocabulary: int = 0
+    """Tokens it can draft; 0 is all of the target's, through the target's LM head."""
+    target_width: int = 0
+    """Width of the target's rows; 0 is the block's."""
+    target_vocabulary: int = 0
+    """Tokens the correction can follow; needed where there is one."""
+    draft_from_anchor: bool = True
+    """Whether the anchor's slot drafts the first token (DSpark), or the first mask's does (DFlash)."""
+    correction: str = "markov"
+    """``independent`` (DFlash), ``markov``, ``gated`` or ``rnn``."""
+    rank: int = 256
+    """Of the correction."""
+    confidence: bool = True
+    confidence_reads_correction: bool = True
+    """Whether the confidence reads the previous token's row too."""
+    temperatures: tuple[float, ...] = ()
+    """What each slot's confidence is divided by before the sigmoid (sequential temperature scaling); empty is 1."""
+
+    @property
+    def drafts(self) -> int:
+        """Tokens of one block."""
+        return self.slots - (not self.draft_from_anchor)
+
+
+class Slots(NamedTuple):
+    """What one pass says of a block's drafted slots."""
+
+    hidden: torch.Tensor
+    """[..., drafts, width], normed."""
+    logits: torch.Tensor
+    """[..., drafts, vocabulary], before correction."""
+
+
+class NoCorrection(nn.Module):
+    """DFlash: slots are independent of each other."""
+
+    def __init__(self, config: DSparkConfig, outputs: int) -> None:
+        super().__init__()
+
+    def forward(
+        self, previous: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor | None
+    ) -> tuple[torch.Tensor | float, torch.Tensor | None]:
+        """Nothing to add."""
+        return 0.0, None
+
+
+class MarkovCorrection(nn.Module):
+    """B = W₂ · W₁[previous token]."""
+
+    def __init__(self, config: DSparkConfig, outputs: int) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(config.target_vocabulary, config.rank)
+        self.markov_w2 = nn.Linear(config.rank, outputs, bias=False)
+
+    def forward(
+        self, previous: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What is added to a slot's logits.
+
+        Args:
+            previous: int64 [...], target id of the token before the slot's.
+            hidden: [..., width], the slot's.
+            state: what the call for the slot before returned; None for the first.
+
+        Returns:
+            [..., outputs], and the state for the slot after.
+        """
+        return self.markov_w2(self.markov_w1(previous)), None
+
+
+class GatedCorrection(MarkovCorrection):
+    """B = W₂ · (σ(W_g [h; e]) ⊙ e) with e = W₁[previous token]."""
+
+    def __init__(self, config: DSparkConfig, outputs: int) -> None:
+        super().__init__(config, outputs)
+        self.gate_proj = nn.Linear(config.block.width + config.rank, config.rank)
+
+    def forward(
+        self, previous: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See :meth:`MarkovCorrection.forward`."""
+        row = self.markov_w1(previous)
+        gate = torch.sigmoid(self.gate_proj(torch.cat((hidden, row), dim=-1)))
+        return self.markov_w2(gate * row), None
+
+
+class RecurrentCorrection(MarkovCorrection):
+    """z = [s; e; h] → g, c, o;  s' = σ(g) s + (1 − σ(g)) tanh(c);  B = W₂ · tanh(o)."""
+
+    def __init__(self, config: DSparkConfig, outputs: int) -> None:
+        super().__init__(config, outputs)
+        self.joint_proj = nn.Linear(config.block.width + 2 * config.rank, 3 * config.rank)
+
+    def forward(
+        self, previous: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See :meth:`MarkovCorrection.forward`."""
+        row = self.markov_w1(previous)
+        before = torch.zeros_like(row) if state is None else state
+        gate, candidate, output = self.joint_proj(torch.cat((before, row, hidden), dim=-1)).chunk(3, dim=-1)
+        keep = torch.sigmoid(gate)
+        return self.markov_w2(torch.tanh(output)), keep * before + (1 - keep) * torch.tanh(candidate)
+
+
+_CORRECTIONS: Final[dict[str, Callable[[DSparkConfig, int], nn.Module]]] = {
+    "independent": NoCorrection,
+    "markov": MarkovCorrection,
+    "gated": GatedCorrection,
+    "rnn": RecurrentCorrection,
+}
+
+
+class DSparkHead(nn.Module):
+    """The network.
+
+    ``target_ids`` int64 [vocabulary] are the target's ids of the tokens it drafts, rising; None is all.
+    """
+
+    target_ids: torch.Tensor | None
+
+    def __init__(self, config: DSparkConfig) -> None:
+        super().__init__()
+        self.config = config
+        shape = config.block
+        read, outputs = config.target_width or shape.width, config.vocabulary or config.target_vocabulary
+        self.fc = nn.Linear(len(config.hidden_layers) * read, shape.width, bias=False)
+        self.hidden_norm = nn.RMSNorm(shape.width, shape.norm_epsilon)
+        self.layers = nn.ModuleList(Block(shape) for _ in range(config.blocks))
+        self.norm = nn.RMSNorm(shape.width, shape.norm_epsilon)
+        self.rotary = Rotary(shape)
+        self.lm_head = nn.Linear(shape.width, config.vocabulary, bias=False) if config.vocabulary else None
+        self.register_buffer("target_ids", torch.arange(config.vocabulary) if config.vocabulary else None)
+        self.markov_head = _correction(config, outputs)
+        reads = shape.width + config.rank * config.confidence_reads_correction
+        self.confidence_head = nn.Linear(reads, 1) if config.confidence else None
+
+    def fuse(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The context rows that every layer's keys and values come from: [..., target width] each → [..., width]."""
+        return self.hidden_norm(self.fc(torch.cat(tuple(features), dim=-1)))
+
+    def context(self, fused: torch.Tensor, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each layer's keys and values of context rows.
+
+        Args:
+            fused: [batch, rows, width].
+            positions: int64 [batch, rows].
+        """
+        turns = self.rotary(positions)
+        return [layer.self_attn.keys_and_values(fused, turns) for layer in self.layers]
+
+    def forward(
+        self,
+        embeddings: torch.Tensor,
+        positions: torch.Tensor,
+        attends: Sequence[Attend],
+        unembed: Callable[[torch.Tensor], torch.Tensor],
+    ) -> Slots:
+        """Read whole blocks.
+
+        Args:
+            embeddings: fp32 [batch, blocks · slots, width], the target's, of anchors and masks.
+            positions: int64 [batch, blocks · slots].
+            attends: one for each layer: it knows the context's keys.
+            unembed: the target's LM head.
+
+        Returns:
+            Hidden rows and logits [batch, blocks, drafts, …].
+        """
+        rows, turns = embeddings, self.rotary(positions)
+        for layer, attend in zip(self.layers, attends, strict=True):
+            rows = layer(rows, turns, attend)
+        hidden = self.norm(rows).unflatten(1, (-1, self.config.slots))[:, :, -self.config.drafts :]
+        return Slots(hidden, unembed(hidden) if self.lm_head is None else self.lm_head(hidden))
+
+    def confidence(self, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Logit of the chance that a slot's draft is accepted if all before it are; before temperature.
+
+        Args:
+            previous: int64 [...], target id of the token before the slot's.
+            hidden: [..., width], the slot's.
+        """
+        if self.config.confidence_reads_correction:
+            assert isinstance(self.markov_head, MarkovCorrection), "nothing to read otherwise"
+            hidden = torch.cat((hidden, self.markov_head.markov_w1(previous)), dim=-1)
+        assert self.confidence_head is not None, "asked only of heads that have it"
+        return self.confidence_head(hidden).squeeze(-1)
+
+
+def _correction(config: DSparkConfig, outputs: int) -> nn.Module:
+    if config.correction not in _CORRECTIONS:
+        raise ModelError(f"there is no correction {config.correction!r}; there are: {', '.join(_CORRECTIONS)}")
+    return _CORRECTIONS[config.correction](config, outputs)
+
+
+CONFIG, HEAD = DSparkConfig, DSparkHead

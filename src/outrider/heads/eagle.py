@@ -1,0 +1,78 @@
+"""EAGLE-1 and EAGLE-2: a block or two that continue the target's own features, read through the target's LM head.
+
+Source: Li et al. 2024 (arXiv 2401.15077, §3; 2406.16858).  The row of position i joins the target's last hidden row at
+i with the embedding of the token at i + 1, and answers with a guess at the hidden row at i + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from outrider.heads.blocks import Attend, Block, BlockShape, Rotary
+
+
+@dataclass(frozen=True)
+class EagleConfig:
+    """What an EAGLE-1 or EAGLE-2 head looks like."""
+
+    block: BlockShape
+    hidden_layers: tuple[int, ...]
+    """The one target layer it reads: the rows that the LM head reads."""
+    blocks: int = 1
+    joint_bias: bool = True
+    """Whether the projection of embedding and feature has a bias."""
+    first_norm: bool = False
+    """Whether the first block norms its rows before attention."""
+
+
+class EagleHead(nn.Module):
+    """The network; its LM head is the target's."""
+
+    target_ids: torch.Tensor | None = None
+    """It speaks the target's whole vocabulary."""
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.block.width
+        self.fc = nn.Linear(2 * width, width, bias=config.joint_bias)
+        self.layers = nn.ModuleList(
+            Block(config.block, first_norm=config.first_norm or index > 0) for index in range(config.blocks)
+        )
+        self.rotary = Rotary(config.block)
+
+    def fuse(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The rows of the layers it reads, as its steps take them."""
+        (rows,) = features
+        return rows
+
+    def forward(
+        self, embeddings: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """One step for every row.
+
+        Args:
+            embeddings: fp32 [batch, rows, width], the target's, of the tokens after the features.
+            features: fp32 [batch, rows, width]: the target's, fused, or an earlier step's answer.
+            positions: int64 [batch, rows], those of the features.
+            attend: keeps keys and values, and knows which rows see which.
+
+        Returns:
+            fp32 [batch, rows, width], the guessed features of the tokens.
+        """
+        rows = self.fc(torch.cat((embeddings, features), dim=-1))
+        turns = self.rotary(positions)
+        for layer in self.layers:
+            rows = layer(rows, turns, attend)
+        return rows
+
+    def logits(self, features: torch.Tensor, unembed: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Logits of the token after each guessed feature, through the target's LM head."""
+        return unembed(features)
+
+
+CONFIG, HEAD = EagleConfig, EagleHead

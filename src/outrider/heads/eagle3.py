@@ -1,0 +1,103 @@
+"""EAGLE-3: one wide block on features of three depths, with a vocabulary of its own.
+
+Source: Li et al. 2025 (arXiv 2503.01840, §3), and EAGLE-3.1's two norms (arXiv 2605.09992).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from outrider.heads.blocks import Attend, Attention, BlockShape, GatedNetwork, Rotary
+
+
+@dataclass(frozen=True)
+class Eagle3Config:
+    """What an EAGLE-3 head looks like."""
+
+    block: BlockShape
+    hidden_layers: tuple[int, ...]
+    """Target layers whose outputs are fused, in the order of the projection's inputs."""
+    vocabulary: int
+    """Tokens it can draft."""
+    target_width: int = 0
+    """Width of the target's rows; 0 is the block's."""
+    norm_before_residual: bool = False
+    """Whether the residual stream starts from the normed feature."""
+    feature_norms: bool = False
+    """Whether each layer's feature is normed before they are fused (EAGLE-3.1)."""
+    norm_output: bool = False
+    """Whether the next step reads the row after the final norm (EAGLE-3.1)."""
+    fusion_bias: bool = False
+
+
+class Eagle3Block(nn.Module):
+    """A decoder block whose attention reads embedding and feature side by side."""
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        shape = config.block
+        self._norm_before_residual = config.norm_before_residual
+        self.input_layernorm = nn.RMSNorm(shape.width, shape.norm_epsilon)
+        self.hidden_norm = nn.RMSNorm(shape.width, shape.norm_epsilon)
+        self.self_attn = Attention(shape, inputs=2 * shape.width)
+        self.post_attention_layernorm = nn.RMSNorm(shape.width, shape.norm_epsilon)
+        self.mlp = GatedNetwork(shape)
+
+    def forward(
+        self,
+        embeddings: torch.Tensor,
+        features: torch.Tensor,
+        turns: tuple[torch.Tensor, torch.Tensor],
+        attend: Attend,
+    ) -> torch.Tensor:
+        """Twice [batch, rows, width] → [batch, rows, width]."""
+        normed = self.hidden_norm(features)
+        both = torch.cat((self.input_layernorm(embeddings), normed), dim=-1)
+        rows = (normed if self._norm_before_residual else features) + self.self_attn(both, turns, attend)
+        return rows + self.mlp(self.post_attention_layernorm(rows))
+
+
+class Eagle3Head(nn.Module):
+    """The network.
+
+    ``target_ids`` int64 [vocabulary] are the target's ids of the tokens it drafts, rising.
+    """
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        self.config = config
+        width, read = config.block.width, config.target_width or config.block.width
+        self.feature_norms = nn.ModuleList(
+            nn.RMSNorm(read, config.block.norm_epsilon) for _ in config.hidden_layers if config.feature_norms
+        )
+        self.fc = nn.Linear(len(config.hidden_layers) * read, width, bias=config.fusion_bias)
+        self.midlayer = Eagle3Block(config)
+        self.norm = nn.RMSNorm(width, config.block.norm_epsilon)
+        self.lm_head = nn.Linear(width, config.vocabulary, bias=False)
+        self.rotary = Rotary(config.block)
+        self.register_buffer("target_ids", torch.arange(config.vocabulary))
+        self.target_ids: torch.Tensor
+
+    def fuse(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The rows of the layers it reads, as its steps take them: [..., target width] each → [..., width]."""
+        if self.config.feature_norms:
+            features = [norm(rows) for norm, rows in zip(self.feature_norms, features, strict=True)]
+        return self.fc(torch.cat(tuple(features), dim=-1))
+
+    def forward(
+        self, embeddings: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """One step for every row; see :meth:`outrider.heads.eagle.EagleHead.forward`."""
+        rows = self.midlayer(embeddings, features, self.rotary(positions), attend)
+        return self.norm(rows) if self.config.norm_output else rows
+
+    def logits(self, features: torch.Tensor, unembed: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """[..., width] → [..., vocabulary]: logits of the token after each step's answer."""
+        return self.lm_head(features if self.config.norm_output else self.norm(features))
+
+
+CONFIG, HEAD = Eagle3Config, Eagle3Head
