@@ -11,11 +11,11 @@ import itertools
 import torch
 
 from outrider.kv.pool import LayerStore, PagedCache
-from outrider.target.base import TargetOutput
+from outrider.target.base import HiddenLogits, TargetOutput
 from outrider.tree import TreeBatch
 
 
-class TableModel:
+class TableModel(HiddenLogits):
     """Order-two Markov model behind the target protocol.
 
     Args:
@@ -32,7 +32,8 @@ class TableModel:
     context_length = 4096
 
     def __init__(self, table: torch.Tensor, block: int = 0, start: int = 0) -> None:
-        self.table, self.vocabulary, self._block, self._start = table, table.shape[0], block, start
+        super().__init__(table.shape[0])
+        self.table, self._block, self._start = table, block, start
 
     @classmethod
     def random(cls, vocabulary: int, seed: int, block: int = 0, start: int = 0) -> TableModel:
@@ -67,7 +68,7 @@ class TableModel:
             place = (batch.positions + 1 - self._start) % self._block
             known, last = torch.where(place < 2, 0, known), torch.where(place < 1, 0, last)
         logits = self.table[known, last]
-        return TargetOutput(logits[batch.wanted], {})
+        return TargetOutput(logits[batch.wanted], dict.fromkeys(layers, logits))
 
     def joint(
         self, prompt: list[int], length: int, temperature: float = 1.0, top_k: int = 0

@@ -24,7 +24,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import RequestSampler
 from outrider.scheduler import Scheduler, Work
 from outrider.stopping import FinishReason
-from outrider.target.base import TargetModel
+from outrider.target.base import TargetModel, check_layers
 from outrider.tree import SequenceRows, TokenTree, TreeBatch
 from outrider.verify.base import Verdict, Verifier
 from outrider.verify.rows import TargetRows, rows_of
@@ -63,6 +63,9 @@ class Engine:
         config: row limits.
         most_nodes: most nodes of a draft tree, anchor included.
         vocabulary: token ids at or past this are never chosen.
+
+    Raises:
+        ModelError: the drafter reads hidden rows that the target does not have.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Engine:
         self.target, self.tokenizer, self.pool = target, tokenizer, pool
         self.verifier, self.vocabulary = verifier, vocabulary
         self.seconds = PhaseSeconds()
+        check_layers(drafter.needs.hidden_layers, target.layers)
         self._drafter = GuardedDrafter(drafter, vocabulary)
         self._cache = pool.cache(TARGET, row_invariant=target.row_invariant)
         self._scheduler = Scheduler(self._cache, config, most_nodes, self._drafter)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import Scripted, empty
 from tiny import VOCABULARY, tiny_model, tiny_native
+from wrapped import Wrapped
 
 from contract.cases import BACKENDS, PROMPTS, by_id, configs, exact_pairs, make
 from contract.test_lossless import GREEDY, SETTINGS, assert_clean
@@ -437,19 +438,16 @@ def test_a_lagging_draft_cache_catches_up_by_computing() -> None:
 
 
 def test_rows_of_a_request_that_ended_in_numbers_that_are_none_are_not_handed_on() -> None:
-    target = tiny_native(0)
     fails = [True]
 
-    class Poisoned:
-        vocabulary, context_length, row_invariant, device, row_bytes = VOCABULARY, 512, True, target.device, 0
-
+    class Poisoned(Wrapped):
         def forward(self, batch: Any, cache: Any, layers: tuple[int, ...] = ()) -> TargetOutput:
-            logits = target.forward(batch, cache, layers).logits.clone()
+            logits = self.target.forward(batch, cache, layers).logits.clone()
             if fails[0]:
                 logits.fill_(float("nan"))
             return TargetOutput(logits, {})
 
-    llm = make("none", target=Poisoned(), cache=WARM, scheduler=SchedulerConfig(prefill_chunk=8))  # type: ignore[arg-type]
+    llm = make("none", target=Poisoned(tiny_native(0)), cache=WARM, scheduler=SchedulerConfig(prefill_chunk=8))  # type: ignore[arg-type]
     assert llm.generate(LONG, GREEDY)[0].finish_reason is FinishReason.ERROR
     fails[0] = False
     done = llm.generate(LONG, GREEDY)[0]

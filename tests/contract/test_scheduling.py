@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import Scripted, random_trees
 from tiny import VOCABULARY, tiny_model
+from wrapped import Wrapped
 
 from contract.cases import BACKENDS, PROMPTS, by_id, configs, make
 from contract.test_lossless import GREEDY, SETTINGS, answers, assert_clean, plain
@@ -194,14 +195,10 @@ def test_a_drafter_that_does_what_it_did_not_announce_is_switched_off() -> None:
 
 
 def test_nan_logits_end_one_request_and_spare_the_others() -> None:
-    target = tiny_model(0)
-
-    class Poisoned:
-        vocabulary, context_length, row_invariant, device, row_bytes = VOCABULARY, 512, False, target.device, 0
-
+    class Poisoned(Wrapped):
         @torch.inference_mode()
         def forward(self, batch, cache, layers=()):  # type: ignore[no-untyped-def]
-            logits = target.forward(batch, cache, layers).logits.clone()
+            logits = self.target.forward(batch, cache, layers).logits.clone()
             for index, sequence in enumerate(batch.sequences):
                 if sequence.key == "r2":
                     batch.tree_logits(logits, index).fill_(float("nan"))
@@ -209,7 +206,7 @@ def test_nan_logits_end_one_request_and_spare_the_others() -> None:
 
     for params in (GREEDY, SamplingParams(max_tokens=24, temperature=1.0, seed=11)):
         setting = "greedy" if params is GREEDY else "temperature"
-        llm = make(by_id("ngram"), target=Poisoned())  # type: ignore[arg-type]
+        llm = make(by_id("ngram"), target=Poisoned(tiny_model(0)))  # type: ignore[arg-type]
         done = llm.generate(PROMPTS, params)
         assert done[1].finish_reason is FinishReason.ERROR
         assert "NaN" in (done[1].choices[0].error or "")

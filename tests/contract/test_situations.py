@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch
 from byte_text import SIZE, byte_tokenizer
-from oracles import Scripted
+from oracles import Scripted, empty
 from table_model import TableModel
 from tiny import tiny_model
 
@@ -19,27 +19,27 @@ from outrider import LLM, CacheConfig, Choice, RequestError, SamplingParams, Sch
 from outrider.drafters.base import DraftSequence, Needs
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.ngram import Ngram
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, ModelError
+from outrider.kv.pool import KVPool
 from outrider.stopping import FinishReason
-from outrider.target.base import TargetModel
-from outrider.tree import TokenTree
+from outrider.target.base import HiddenLogits, TargetModel, TargetOutput
+from outrider.tree import SequenceRows, TokenTree, TreeBatch
 
 END, STOP = sorted(byte_tokenizer().eos_ids)
 GREEDY = SamplingParams(max_tokens=24)
 
 
-class Script:
+class Script(HiddenLogits):
     """A target that answers every prompt with a fixed text, whatever was said before: position decides."""
 
     row_invariant, device, context_length, row_bytes = True, torch.device("cpu"), 512, 0
 
     def __init__(self, prompt: list[int], answer: list[int], vocabulary: int = SIZE, context_length: int = 512) -> None:
-        self.vocabulary, self.context_length = vocabulary, context_length
+        super().__init__(vocabulary)
+        self.context_length = context_length
         self._text, self._start = answer, len(prompt)
 
     def forward(self, batch, cache, layers=()):  # type: ignore[no-untyped-def]
-        from outrider.target.base import TargetOutput
-
         logits = torch.zeros(len(batch.wanted), self.vocabulary)
         for row, position in enumerate(batch.positions[batch.wanted].tolist()):
             place = position + 1 - self._start
@@ -385,6 +385,30 @@ def test_padded_vocabularies_work_and_other_ones_are_refused() -> None:
 
 
 # ------------------------------------------------------------------------------------ caches and drafter state
+
+
+def test_a_drafter_that_reads_layers_the_target_has_not_is_refused_at_once() -> None:
+    """Two blocks are layers 0 and 1, and 2 is the rows after the final norm."""
+    for layers, refused in (((0, 1, 2), False), ((2, 3), True), ((-1,), True)):
+        config = Scripted(empty, needs=Needs(deterministic=True, hidden_layers=layers))
+        if refused:
+            with pytest.raises(ModelError, match=rf"layer {layers[-1]} .* 0 to 2"):
+                LLM.from_model(tiny_model(), speculation=config)
+        else:
+            LLM.from_model(tiny_model(), speculation=config).generate([[1, 2, 3]], GREEDY)
+
+
+def test_a_model_without_blocks_shows_its_logits_as_hidden_rows() -> None:
+    model = TableModel.random(5, seed=0)
+    cache = KVPool(16, 4).cache("model")
+    cache.extend("a", 4)
+    batch = TreeBatch.pack([SequenceRows("a", 0, (1, 2, 3, 4), None, all_logits=True)])
+    output = model.forward(batch, cache, (model.layers,))
+    final = output.hidden[model.layers]
+    assert final.shape == (4, model.width)
+    assert torch.equal(model.unembed(final), output.logits)
+    assert torch.equal(model.embed(batch.tokens), torch.eye(5)[batch.tokens])
+    assert torch.equal(final @ model.unembed_rows(torch.arange(5)).T, output.logits)
 
 
 def test_drafter_pages_are_bounded_by_the_pool() -> None:

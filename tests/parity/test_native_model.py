@@ -17,8 +17,10 @@ from outrider.errors import ModelError
 from outrider.kernels.native import cpu, missing, physical_cores
 from outrider.kv.pool import KVPool, PagedCache
 from outrider.target import hf_names
+from outrider.target.base import TargetOutput
 from outrider.target.hf import ATTENTION, HFModel
-from outrider.target.native import FAMILIES, NativeModel, reason_against
+from outrider.target.native import NativeModel
+from outrider.target.native_plan import FAMILIES, reason_against
 from outrider.target.native_weights import Quantization, RequantizedWeights, TensorWeights
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder, root_only
 
@@ -263,6 +265,71 @@ def test_hidden_rows_are_the_blocks_outputs() -> None:
     theirs = HFModel(module("llama"), architecture="llama", context_length=CONTEXT).forward(rows, caches[1], (0, 2))
     for layer, expected in theirs.hidden.items():
         assert float((ours[layer] - expected).abs().max()) < 0.01 * float(expected.std())
+
+
+def final_rows(model: Any, count: int) -> TargetOutput:
+    """A prompt and a tree on top of it, every row's logits and final hidden row."""
+    rows = SequenceRows("a", 0, tuple(text(count, seed=4)), branching(5), all_logits=True)
+    cache_ = new_cache()
+    cache_.extend("a", rows.tail)
+    output: TargetOutput = model.forward(TreeBatch.pack([rows]), cache_, (model.layers,))
+    return output
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_both_ends_are_those_of_transformers(variant: str) -> None:
+    ours, theirs = native(variant), HFModel(module(variant), architecture=variant, context_length=CONTEXT)
+    assert (ours.width, ours.layers) == (theirs.width, theirs.layers)
+    found, expected = (final_rows(model, 20).hidden[model.layers] for model in (ours, theirs))
+    assert float((found - expected).abs().max()) < 0.01 * float(expected.std())
+    ids = torch.tensor([0, 76, 5, 5])
+    assert torch.equal(ours.embed(ids), theirs.embed(ids))
+    assert torch.equal(ours.unembed_rows(ids), theirs.unembed_rows(ids))
+    logits = theirs.unembed(expected)
+    assert float((ours.unembed(expected) - logits).abs().max()) < 1e-5 * float(logits.std())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    variant=st.sampled_from(["llama", "llama, odd sizes", "gemma2, low caps", "gemma2, odd sizes", "phi3", "gemma3"]),
+    quantization=st.sampled_from(["none", "w8", "w4"]),
+    count=st.sampled_from([1, 7, 40]),
+    data=st.data(),
+)
+def test_the_head_gives_final_rows_the_bits_of_the_pass(
+    variant: str, quantization: str, count: int, data: st.DataObject
+) -> None:
+    """Some of the rows, in any order and number, on any number of threads."""
+    cpu.set_threads(data.draw(st.integers(1, 3)))
+    model = native(variant, quantization)
+    output = final_rows(model, count)
+    chosen = data.draw(st.lists(st.integers(0, len(output.logits) - 1), max_size=60))
+    assert torch.equal(model.unembed(output.hidden[model.layers][chosen]), output.logits[chosen])
+
+
+def test_the_ends_of_a_quantised_model_are_its_own_numbers() -> None:
+    """Rows of the head times rows are its logits, but for the int8 rounding of the rows."""
+    model = native("llama", "w8")
+    final = final_rows(model, 20).hidden[model.layers]
+    logits = model.unembed(final)
+    products = final @ model.unembed_rows(torch.arange(VOCABULARY)).T
+    assert float((logits - products).abs().max()) < 0.05 * float(logits.std())
+    assert float((model.embed(torch.arange(9)) - native("llama").embed(torch.arange(9))).abs().max()) < 0.01
+
+
+def test_the_ends_refuse_what_is_not_there() -> None:
+    model = native("llama")
+    for wrong in (
+        lambda: model.embed(torch.tensor([VOCABULARY])),
+        lambda: model.unembed_rows(torch.tensor([-1])),
+        lambda: model.unembed(torch.zeros(2, model.width + 1)),
+    ):
+        with pytest.raises(ValueError, match=r"vocabulary|width"):
+            wrong()
+    for layer in (-1, model.layers + 1):
+        with pytest.raises(ModelError, match=rf"layer {layer} .* 0 to {model.layers}"):
+            model.forward(TreeBatch.pack([SequenceRows("a", 0, (1,), None)]), new_cache(), (layer,))
+    assert model.unembed(torch.empty(0, model.width)).shape == (0, VOCABULARY)
 
 
 def test_what_it_cannot_serve_is_named() -> None:

@@ -13,6 +13,7 @@ from contract.cases import PROMPTS, by_id
 from rich.console import Console
 from scipy import stats
 from tiny import VOCABULARY, tiny_model, tiny_native
+from wrapped import Wrapped
 
 from outrider import SamplingParams
 from outrider.audit import Effort, Parts, audit, read_prompts
@@ -66,16 +67,15 @@ def test_texts_of_a_clean_engine_pass(case: str, setting) -> None:  # type: igno
         assert "taken over" not in result.detail
 
 
-class Jittery:
+class Jittery(Wrapped):
     """A target full of near ties, whose last digits depend on how many rows share the pass."""
 
     def __init__(self, jitter: float) -> None:
-        self._target, self._jitter = tiny_model(0), jitter
-        self.vocabulary, self.context_length = self._target.vocabulary, self._target.context_length
-        self.row_invariant, self.device, self.row_bytes = False, self._target.device, self._target.row_bytes
+        super().__init__(tiny_model(0))
+        self._jitter = jitter
 
     def forward(self, batch, cache, layers=()):  # type: ignore[no-untyped-def]
-        output = self._target.forward(batch, cache, layers)
+        output = self.target.forward(batch, cache, layers)
         jitter = torch.sin(torch.arange(self.vocabulary) * float(len(batch.tokens))) * self._jitter
         return output._replace(logits=(output.logits / 4).round() * 4 + jitter)
 

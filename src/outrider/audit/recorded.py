@@ -20,7 +20,7 @@ from outrider.kv.pool import LayerStore, PagedCache
 from outrider.request import Request
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Path, RequestSampler
-from outrider.target.base import TargetModel, TargetOutput
+from outrider.target.base import HiddenLogits, TargetModel, TargetOutput, check_layers
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder
 
 START: Final = 0
@@ -84,7 +84,7 @@ class Recording:
         return sampler.probabilities(rows, [()] * len(rows))
 
 
-class RecordedModel:
+class RecordedModel(HiddenLogits):
     """A recorded model behind the target protocol.
 
     It keeps the state of every row in the cache it is given and reads a row's parent from there, so a row that a
@@ -97,10 +97,12 @@ class RecordedModel:
     context_length = 65536
 
     def __init__(self, recording: Recording, rows: torch.Tensor) -> None:
-        self._after, self._rows, self.vocabulary = recording.after, rows, rows.shape[1]
+        super().__init__(rows.shape[1])
+        self._after, self._rows = recording.after, rows
 
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
         """See :class:`outrider.target.base.TargetModel`."""
+        check_layers(layers, self.layers)
         none = torch.zeros(1, 1, 1, dtype=torch.float64)
         store = cache.layers.setdefault(0, LayerStore(cache.slots, none, none)).keys[0, :, 0]
         found: list[int] = []
@@ -114,7 +116,8 @@ class RecordedModel:
             found += states[1 + sequence.skip :]
             written.append(slots[first:])
         store[torch.cat(written)] = torch.tensor(found, dtype=torch.float64)
-        return TargetOutput(self._rows[torch.tensor(found)[batch.wanted]], {})
+        rows = self._rows[torch.tensor(found)]
+        return TargetOutput(rows[batch.wanted], dict.fromkeys(layers, rows))
 
     def _walk(self, sequence: SequenceRows, states: list[int]) -> None:
         """Append the state of every new row; ``states`` begins with the one before the layout's first row."""

@@ -14,7 +14,8 @@ from outrider.errors import ConfigError, ModelError
 from outrider.target.base import TargetModel
 from outrider.target.hf import ATTENTION, HFModel
 from outrider.target.loading import load, open_model
-from outrider.target.native import NativeModel, reason_against
+from outrider.target.native import NativeModel
+from outrider.target.native_plan import reason_against
 from outrider.target.native_weights import Quantization
 from outrider.target.tokenizer import Tokenizer
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 
+from outrider.errors import ModelError
 from outrider.kv.pool import PagedCache
 from outrider.tree import TreeBatch
 
@@ -16,7 +18,8 @@ class TargetOutput(NamedTuple):
     logits: torch.Tensor
     """[wanted rows, vocabulary], in the model's own precision."""
     hidden: dict[int, torch.Tensor]
-    """Hidden rows [rows, width] of each layer asked for; layer i is the output of block i."""
+    """Of each layer asked for, [rows, width] for all rows of the pass: layer i is the output of block i, and the one
+    past the last block is what the head reads, the rows after the final norm."""
 
 
 class TargetModel(Protocol):
@@ -24,6 +27,10 @@ class TargetModel(Protocol):
 
     vocabulary: int
     """Columns of the logits; a tokenizer may know fewer ids."""
+    width: int
+    """Numbers in a hidden row."""
+    layers: int
+    """Decoder blocks, and the number under which the rows after the final norm are asked for."""
     context_length: int
     """Most positions it can serve."""
     row_invariant: bool
@@ -38,6 +45,85 @@ class TargetModel(Protocol):
         Args:
             batch: rows of every sequence; its wanted rows get logits.
             cache: this model's pages, already extended to hold the batch's rows.
-            layers: blocks whose hidden rows to return.
+            layers: whose hidden rows to return, each from 0 to :attr:`layers`.
+
+        Raises:
+            ModelError: there is no such layer.
         """
         ...
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The embedding table's rows of some tokens, times the family's scale if it has one.
+
+        Args:
+            tokens: int64 [n].
+
+        Returns:
+            fp32 [n, width].
+        """
+        ...
+
+    def unembed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of rows after the final norm; where the model is row-invariant, the same bits as in the pass.
+
+        Args:
+            hidden: fp32 [n, width].
+
+        Returns:
+            fp32 [n, vocabulary].
+        """
+        ...
+
+    def unembed_rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the head's matrix, as plain numbers.
+
+        Args:
+            ids: int64 [n], columns of the logits.
+
+        Returns:
+            fp32 [n, width].
+        """
+        ...
+
+
+def check_layers(asked: Sequence[int], blocks: int) -> None:
+    """Refuse hidden rows that a model cannot have.
+
+    Args:
+        asked: layers whose hidden rows are asked for.
+        blocks: decoder blocks of the model.
+
+    Raises:
+        ModelError: naming the layer and those there are.
+    """
+    for layer in asked:
+        if not 0 <= layer <= blocks:
+            raise ModelError(
+                f"hidden rows of layer {layer} were asked for, but the model's layers are 0 to {blocks} "
+                f"({blocks} means after the final norm)"
+            )
+
+
+class HiddenLogits:
+    """What a model without blocks says of its hidden rows: layer 0 is the logits, which its head leaves as they are.
+
+    Args:
+        vocabulary: columns of the logits.
+    """
+
+    layers = 0
+
+    def __init__(self, vocabulary: int) -> None:
+        self.vocabulary = self.width = vocabulary
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """See :class:`TargetModel`; a token is its unit vector."""
+        return torch.nn.functional.one_hot(tokens, self.vocabulary).float()
+
+    def unembed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See :class:`TargetModel`."""
+        return hidden
+
+    def unembed_rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """See :class:`TargetModel`."""
+        return self.embed(ids)

@@ -15,8 +15,8 @@ import torch
 
 from outrider.errors import ModelError
 from outrider.kv.pool import PagedCache
-from outrider.target import hf_names
-from outrider.target.base import TargetOutput
+from outrider.target import hf_ends, hf_names
+from outrider.target.base import TargetOutput, check_layers
 from outrider.target.pass_plan import PassPlan
 from outrider.target.selfcheck import compare_with_eager
 from outrider.tree import TreeBatch
@@ -58,8 +58,11 @@ class HFModel:
         hf_names.freeze_rotary(module, context_length)
         self.module, self.context_length, self._architecture = module, context_length, architecture
         self.vocabulary = hf_names.vocabulary(module)
-        self.device = next(module.parameters()).device
-        self._layers = hf_names.decoder_layers(module)
+        first = next(module.parameters())
+        self.device, self._dtype = first.device, first.dtype
+        blocks = hf_names.decoder_layers(module)
+        self.width, self.layers = hf_ends.width(module), len(blocks)
+        self._places = [*([block] for block in blocks), hf_ends.bodies(module)]
         self.row_bytes = hf_names.row_bytes(module)
         if hf_names.is_stock(module) and not hf_names.is_verified(architecture):
             compare_with_eager(self, module, architecture)
@@ -67,8 +70,9 @@ class HFModel:
     @torch.inference_mode()
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
         """See :class:`outrider.target.base.TargetModel`."""
+        check_layers(layers, self.layers)
         hidden: dict[int, torch.Tensor] = {}
-        hooks = [self._layers[layer].register_forward_hook(_keep(hidden, layer)) for layer in layers]
+        hooks = [part.register_forward_hook(_keep(hidden, layer)) for layer in layers for part in self._places[layer]]
         plan = PassPlan(batch, cache)
         reset = _plan.set(plan)
         try:
@@ -88,10 +92,25 @@ class HFModel:
             torch.cuda.synchronize(self.device)  # so that a pass's time is the pass's, not its launch
         return TargetOutput(logits, hidden)
 
+    @torch.no_grad()
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """See :class:`outrider.target.base.TargetModel`."""
+        return hf_ends.embed(self.module, tokens).float()
+
+    @torch.no_grad()
+    def unembed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See :class:`outrider.target.base.TargetModel`."""
+        return hf_ends.unembed(self.module, hidden.to(self._dtype)).float()
+
+    @torch.no_grad()
+    def unembed_rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """See :class:`outrider.target.base.TargetModel`."""
+        return hf_ends.head_rows(self.module, ids).float()
+
 
 def _keep(hidden: dict[int, torch.Tensor], layer: int) -> Callable[..., None]:
     def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        hidden[layer] = (output[0] if isinstance(output, tuple) else output)[0]
+        hidden[layer] = (output if isinstance(output, torch.Tensor) else output[0])[0]
 
     return hook
 

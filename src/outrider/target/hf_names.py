@@ -1,4 +1,4 @@
-"""Every name that transformers may rename, in this one file.
+"""Every name that transformers may rename, in this one file and its neighbour :mod:`outrider.target.hf_ends`.
 
 Written against transformers 5.24: the model call, the attention interface, and where a model keeps what we read.
 """

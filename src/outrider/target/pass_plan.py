@@ -132,13 +132,13 @@ class PassPlan:
             call: what the layer asks.
 
         Returns:
-            [1, rows, query heads, value width].
+            [1, rows, query heads, value width], in one piece: some families view it as something else.
         """
         store = self.write(key, value)
         plain = call.softcap is None and call.sinks is None and key.shape[-1] == value.shape[-1]
         attend_one = self._attend_fused if plain else self._attend_reference
         mixed = [attend_one(plan, store, query[0, :, plan.rows], call) for plan in self._sequences]
-        return (mixed[0] if len(mixed) == 1 else torch.cat(mixed)).unsqueeze(0)
+        return (mixed[0].contiguous() if len(mixed) == 1 else torch.cat(mixed)).unsqueeze(0)
 
     def write(self, key: torch.Tensor, value: torch.Tensor) -> LayerStore:
         """Write the pass's keys and values of the next layer, [1, key heads, rows, width] each; see :meth:`attend`."""

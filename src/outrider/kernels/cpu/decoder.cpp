@@ -103,11 +103,24 @@ void multiply(const Activations& rows, const Tiles& tiles, std::initializer_list
   });
 }
 
+// RMSNorm of one row, or of a head.
+void normalize(const float* x, const float* weight, int width, float epsilon, float* out) {
+  kernels().apply_norm(x, weight, kernels().norm_factor(x, width, epsilon), width, out);
+}
+
+void normalize_rows(const float* x, const float* weight, int width, float epsilon, int rows, float* out) {
+  pool().run(rows, kRowsAtOnce, [&](int first, int last) {
+    for (int r = first; r < last; ++r) {
+      normalize(x + std::size_t(r) * width, weight, width, epsilon, out + std::size_t(r) * width);
+    }
+  });
+}
+
 }  // namespace
 
 struct Decoder::Buffers {
   Memory x_memory, query_memory, key_memory, value_memory, mixed_memory, added_memory, cosine_memory, sine_memory;
-  RowStore normal_store, mixed_store, inner_store, final_store;
+  RowStore normal_store, mixed_store, inner_store;
   struct Angles {
     std::vector<float> cosines, sines;  // [rows][rotary width / 2]
   };
@@ -148,7 +161,7 @@ void Decoder::forward(const Pass& pass) {
 
   view_rows(pass, b);
   turn_rows(pass, b);
-  embed(pass, b);
+  embed(pass.tokens, pass.rows, b.x);
   for (int i = 0; i < int(layers_.size()); ++i) {
     attention(pass, layers_[i], i, b);
     mlp(layers_[i], b);
@@ -156,7 +169,29 @@ void Decoder::forward(const Pass& pass) {
       if (layer == i) std::memcpy(to, b.x, sizeof(float) * rows * shape_.width);
     }
   }
+  for (const auto& [layer, to] : pass.hidden) {
+    if (layer == int(layers_.size())) normalize_rows(b.x, final_norm_, shape_.width, shape_.norm_epsilon, pass.rows, to);
+  }
   logits(pass, b);
+}
+
+void Decoder::embed_tokens(const std::int64_t* tokens, int rows, float* to) const {
+  const std::scoped_lock turn(pool().turn());
+  const FloatingPointState state;
+  embed(tokens, rows, to);
+}
+
+void Decoder::unembed(const float* rows, int count, float* to) const {
+  const std::scoped_lock turn(pool().turn());
+  const FloatingPointState state;
+  project(rows, nullptr, count, to);
+}
+
+void Decoder::head_rows(const std::int64_t* ids, int count, float* to) const {
+  const std::scoped_lock turn(pool().turn());
+  pool().run(count, kRowsAtOnce, [&](int first, int last) {
+    for (int i = first; i < last; ++i) unpack_output(head_, int(ids[i]), to + std::size_t(i) * shape_.width);
+  });
 }
 
 void Decoder::view_rows(const Pass& pass, Buffers& b) const {
@@ -222,11 +257,11 @@ void Decoder::turn_rows(const Pass& pass, Buffers& b) const {
   }
 }
 
-void Decoder::embed(const Pass& pass, Buffers& b) const {
-  pool().run(pass.rows, kRowsAtOnce, [&](int first, int last) {
+void Decoder::embed(const std::int64_t* tokens, int rows, float* to) const {
+  pool().run(rows, kRowsAtOnce, [&](int first, int last) {
     for (int r = first; r < last; ++r) {
-      float* x = b.x + std::size_t(r) * shape_.width;
-      unpack_output(embedding_, int(pass.tokens[r]), x);
+      float* x = to + std::size_t(r) * shape_.width;
+      unpack_output(embedding_, int(tokens[r]), x);
       if (shape_.embedding_scale != 1.0f) {
         for (int i = 0; i < shape_.width; ++i) x[i] *= shape_.embedding_scale;
       }
@@ -235,11 +270,6 @@ void Decoder::embed(const Pass& pass, Buffers& b) const {
 }
 
 namespace {
-
-// RMSNorm of one row, or of a head.
-void normalize(const float* x, const float* weight, int width, float epsilon, float* out) {
-  kernels().apply_norm(x, weight, kernels().norm_factor(x, width, epsilon), width, out);
-}
 
 // Rows in the form the next layer reads, normalised first if there is a weight for it.  A piece of work is some inputs of
 // all rows of a tile: those lie side by side, so that no two threads write to the same cache line.
@@ -398,21 +428,26 @@ void Decoder::mlp(const LayerWeights& layer, Buffers& b) const {
 
 void Decoder::logits(const Pass& pass, Buffers& b) const {
   if (!pass.wanted_rows) return;
-  const Tiles tiles(pass.wanted_rows);
   float* gathered = b.added;
   for (int i = 0; i < pass.wanted_rows; ++i) {
     std::memcpy(gathered + std::size_t(i) * shape_.width, b.x + std::size_t(pass.wanted[i]) * shape_.width,
                 sizeof(float) * shape_.width);
   }
-  Activations& last = b.final_store.shape(shape_.width, pass.wanted_rows, {&head_});
-  prepare_rows(gathered, final_norm_, shape_.width, shape_.norm_epsilon, tiles, last);
-  multiply(last, tiles, {{head_, nullptr, pass.logits, std::size_t(shape_.vocabulary), false}});
+  project(gathered, final_norm_, pass.wanted_rows, pass.logits);
+}
+
+void Decoder::project(const float* rows, const float* norm, int count, float* to) const {
+  static RowStore store;  // calls take turns
+  const Tiles tiles(count);
+  Activations& last = store.shape(shape_.width, count, {&head_});
+  prepare_rows(rows, norm, shape_.width, shape_.norm_epsilon, tiles, last);
+  multiply(last, tiles, {{head_, nullptr, to, std::size_t(shape_.vocabulary), false}});
   if (shape_.logit_cap > 0.0f) {
     const int pieces = (shape_.vocabulary + kLogitsAtOnce - 1) / kLogitsAtOnce;
-    pool().run(pass.wanted_rows * pieces, 1, [&](int first, int last_piece) {
+    pool().run(count * pieces, 1, [&](int first, int last_piece) {
       for (int item = first; item < last_piece; ++item) {
-        const int start = item % pieces * kLogitsAtOnce, count = std::min(kLogitsAtOnce, shape_.vocabulary - start);
-        kernels().soft_cap(pass.logits + std::size_t(item / pieces) * shape_.vocabulary + start, count, shape_.logit_cap);
+        const int start = item % pieces * kLogitsAtOnce, numbers = std::min(kLogitsAtOnce, shape_.vocabulary - start);
+        kernels().soft_cap(to + std::size_t(item / pieces) * shape_.vocabulary + start, numbers, shape_.logit_cap);
       }
     });
   }

@@ -68,12 +68,18 @@ class Decoder {
     const std::int64_t* wanted;
     int wanted_rows;
     float* logits;                             // [wanted rows][vocabulary]
-    std::vector<std::pair<int, float*>> hidden;  // layer, [rows][width]
+    std::vector<std::pair<int, float*>> hidden;  // layer, [rows][width]; the one past the last is the final norm
   };
 
   void forward(const Pass& pass);
 
+  // The ends alone: rows the first layer reads, logits of rows after the final norm, and rows of the head matrix.
+  void embed_tokens(const std::int64_t* tokens, int rows, float* to) const;
+  void unembed(const float* rows, int count, float* to) const;
+  void head_rows(const std::int64_t* ids, int count, float* to) const;
+
   const DecoderShape& shape() const { return shape_; }
+  int layers() const { return int(layers_.size()); }
 
  private:
   // A row's view of the cache: slots by absolute position.
@@ -89,11 +95,13 @@ class Decoder {
 
   void view_rows(const Pass& pass, Buffers& b) const;
   void turn_rows(const Pass& pass, Buffers& b) const;
-  void embed(const Pass& pass, Buffers& b) const;
+  void embed(const std::int64_t* tokens, int rows, float* to) const;
   void attention(const Pass& pass, const LayerWeights& layer, int index, Buffers& b) const;
   void write_cache(const Pass& pass, const LayerWeights& layer, int index, Buffers& b) const;
   void mlp(const LayerWeights& layer, Buffers& b) const;
   void logits(const Pass& pass, Buffers& b) const;
+  // Logits of rows, normalised first if there is a weight for it.
+  void project(const float* rows, const float* norm, int count, float* to) const;
 
   DecoderShape shape_;
   std::vector<LayerWeights> layers_;

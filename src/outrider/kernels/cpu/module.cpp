@@ -257,6 +257,38 @@ void make_decoder(Decoder* self, const nb::dict& shape, const nb::list& layers, 
   new (self) Decoder(s, std::move(made), embedding, final_norm.data(), head);
 }
 
+void check_tokens(Vector<std::int64_t> tokens, int vocabulary) {
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    check(tokens.data()[i] >= 0 && tokens.data()[i] < vocabulary, "a token lies outside the vocabulary");
+  }
+}
+
+void check_rows(const Array<float, 2>& rows, std::size_t count, int width) {
+  check(rows.shape(0) == count && int(rows.shape(1)) == width, "the output has another shape than is due");
+}
+
+void embed(const Decoder& decoder, Vector<std::int64_t> tokens, Array<float, 2> to) {
+  check_tokens(tokens, decoder.shape().vocabulary);
+  check_rows(to, tokens.size(), decoder.shape().width);
+  const nb::gil_scoped_release release;
+  decoder.embed_tokens(tokens.data(), int(tokens.size()), to.data());
+}
+
+void unembed(const Decoder& decoder, Array<const float, 2> rows, Array<float, 2> to) {
+  check(int(rows.shape(1)) == decoder.shape().width, "the rows have another width than the decoder");
+  check_rows(to, rows.shape(0), decoder.shape().vocabulary);
+  if (!rows.shape(0)) return;
+  const nb::gil_scoped_release release;
+  decoder.unembed(rows.data(), int(rows.shape(0)), to.data());
+}
+
+void head_rows(const Decoder& decoder, Vector<std::int64_t> ids, Array<float, 2> to) {
+  check_tokens(ids, decoder.shape().vocabulary);
+  check_rows(to, ids.size(), decoder.shape().width);
+  const nb::gil_scoped_release release;
+  decoder.head_rows(ids.data(), int(ids.size()), to.data());
+}
+
 // A sequence is (rows, context, forced, skip, parents, slots).
 void forward(Decoder& decoder, Vector<std::int64_t> tokens, Vector<std::int64_t> positions, const nb::list& sequences,
              nb::ndarray<nb::c_contig, nb::device::cpu> keys, nb::ndarray<nb::c_contig, nb::device::cpu> values,
@@ -289,7 +321,7 @@ void forward(Decoder& decoder, Vector<std::int64_t> tokens, Vector<std::int64_t>
     pass.sequences.push_back(made);
   }
   check(row == pass.rows, "the sequences have more rows than the pass, or fewer");
-  for (int r = 0; r < pass.rows; ++r) check(tokens.data()[r] >= 0 && tokens.data()[r] < shape.vocabulary, "a token lies outside the vocabulary");
+  check_tokens(tokens, shape.vocabulary);
   pass.wanted = wanted.data();
   pass.wanted_rows = int(wanted.size());
   for (int i = 0; i < pass.wanted_rows; ++i) check(wanted.data()[i] >= 0 && wanted.data()[i] < pass.rows, "a wanted row is not in the pass");
@@ -298,8 +330,10 @@ void forward(Decoder& decoder, Vector<std::int64_t> tokens, Vector<std::int64_t>
   for (const nb::handle item : hidden) {
     const auto pair = nb::cast<nb::tuple>(item);
     const auto to = nb::cast<Array<float, 2>>(pair[1]);
+    const int layer = nb::cast<int>(pair[0]);
+    check(layer >= 0 && layer <= decoder.layers(), "hidden rows are asked of a layer that is not there");
     check(int(to.shape(0)) == pass.rows && int(to.shape(1)) == shape.width, "hidden rows have another shape than is due");
-    pass.hidden.emplace_back(nb::cast<int>(pair[0]), to.data());
+    pass.hidden.emplace_back(layer, to.data());
   }
   const nb::gil_scoped_release release;
   decoder.forward(pass);
@@ -419,7 +453,10 @@ NB_MODULE(_cpu, m) {
       .def("__init__", &make_decoder, "shape"_a, "layers"_a, "embedding"_a, "final_norm"_a, "head"_a, nb::keep_alive<1, 3>(),
            nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>())
       .def("forward", &forward, "tokens"_a, "positions"_a, "sequences"_a, "keys"_a, "values"_a, "wanted"_a, "logits"_a,
-           "hidden"_a);
+           "hidden"_a)
+      .def("embed", &embed, "tokens"_a, "to"_a)
+      .def("unembed", &unembed, "rows"_a, "to"_a)
+      .def("head_rows", &head_rows, "ids"_a, "to"_a);
   m.def("packed_bytes", &packed_bytes, "kind"_a, "inputs"_a, "outputs"_a);
   m.def("pack", &pack_matrix, "kind"_a, "inputs"_a, "outputs"_a, "source"_a, "order"_a.none(), "to"_a);
   m.def("requantize", &requantize_matrix, "kind"_a, "to_kind"_a, "inputs"_a, "outputs"_a, "source"_a, "order"_a.none(),
