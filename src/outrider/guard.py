@@ -24,7 +24,7 @@ class GuardedDrafter:
     def __init__(self, drafter: Drafter, vocabulary: int) -> None:
         self._drafter, self._vocabulary, self._needs = drafter, vocabulary, drafter.needs
         self._off: set[str] = set()
-        self.hidden_layers = drafter.needs.hidden_layers
+        self.hidden_layers = tuple(sorted(set(drafter.needs.hidden_layers)))
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
         """How many of the rows that can be taken over may be; a drafter that fails has no say."""

@@ -183,7 +183,7 @@ class FeatureDrafter:
         nodes = min(self._most_nodes, sequence.nodes)
         depth = min(self._depth, sequence.depth, nodes - 1)
         state, context = self._states.get(sequence.key), len(sequence.tokens) - 2
-        if state is None or state.known != context + 1:
+        if state is None or context < 0 or state.known != context + 1:
             return None
         if context + 1 + depth > self._model.context_length:
             self.close(sequence.key)

@@ -159,7 +159,7 @@ class DSparkHead(nn.Module):
         read, outputs = config.target_width or shape.width, config.vocabulary or config.target_vocabulary
         self.fc = nn.Linear(len(config.hidden_layers) * read, shape.width, bias=False)
         self.hidden_norm = nn.RMSNorm(shape.width, shape.norm_epsilon)
-        self.layers = nn.ModuleList(Block(shape) for _ in range(config.blocks))
+        self.layers: Sequence[Block] = nn.ModuleList(Block(shape) for _ in range(config.blocks))  # type: ignore[assignment]
         self.norm = nn.RMSNorm(shape.width, shape.norm_epsilon)
         self.rotary = Rotary(shape)
         self.lm_head = nn.Linear(shape.width, config.vocabulary, bias=False) if config.vocabulary else None
@@ -204,7 +204,9 @@ class DSparkHead(nn.Module):
         for layer, attend in zip(self.layers, attends, strict=True):
             rows = layer(rows, turns, attend)
         hidden = self.norm(rows).unflatten(1, (-1, self.config.slots))[:, :, -self.config.drafts :]
-        return Slots(hidden, unembed(hidden) if self.lm_head is None else self.lm_head(hidden))
+        if self.lm_head is not None:
+            return Slots(hidden, self.lm_head(hidden))
+        return Slots(hidden, unembed(hidden.flatten(0, -2)).unflatten(0, hidden.shape[:-1]))
 
     def confidence(self, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """Logit of the chance that a slot's draft is accepted if all before it are; before temperature.
