@@ -7,12 +7,15 @@ t + 1 + d.  A guess counts at depth d where rows t … t + 1 + d all count (``Ba
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import torch
 
+from outrider.errors import ConfigError
 from outrider.train.batches import Batch, shifted
 
 if TYPE_CHECKING:
@@ -66,7 +69,7 @@ class Recipe(Protocol):
     method: ClassVar[str]
     """The method whose drafter runs the head: the name of the recipe's file."""
 
-    def layers(self, target: TargetModel) -> tuple[int, ...]:
+    def layers_read(self, target: TargetModel) -> tuple[int, ...]:
         """Target layers whose rows must be captured; ``target.layers`` (the final rows) is always captured too."""
         ...
 
@@ -87,6 +90,41 @@ class Recipe(Protocol):
     def acceptance(self, head: Any, batch: Batch, teacher: Teacher) -> Acceptance:
         """Held-out greedy acceptance by depth of a chain, from every start of the batch."""
         ...
+
+
+R = TypeVar("R", bound=type[Any])
+_REGISTRY: dict[str, type[Recipe]] = {}
+
+
+def register(recipe: R) -> R:
+    """Make a recipe known; its method must be the name of the file it stands in."""
+    lacking = [name for name in ("method", "layers_read", "head", "loss", "acceptance") if not hasattr(recipe, name)]
+    if lacking:
+        raise TypeError(f"recipe {recipe.__name__} lacks {', '.join(lacking)}")
+    _REGISTRY[recipe.method] = recipe
+    return recipe
+
+
+def trainable() -> list[str]:
+    """Names of every method that can be trained, without importing them."""
+    from outrider.train import recipes
+
+    names = [module.name for module in pkgutil.iter_modules(recipes.__path__)]
+    return sorted(name for name in names if name != "base" and not name.startswith("_"))
+
+
+def recipe_class(name: str) -> type[Recipe]:
+    """The recipe of a method, importing its file.
+
+    Raises:
+        ConfigError: listing the methods that can be trained.
+    """
+    key = name.lower().replace("-", "_")
+    if key not in _REGISTRY:
+        if key not in trainable():
+            raise ConfigError(f"there is no training for {name!r}; there is for: {', '.join(trainable())}")
+        importlib.import_module(f"outrider.train.recipes.{key}")
+    return _REGISTRY[key]
 
 
 def best_tokens(batch: Batch, teacher: Teacher) -> torch.Tensor:
