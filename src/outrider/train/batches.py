@@ -189,6 +189,10 @@ class Stream(Protocol):
         """The next batch."""
         ...
 
+    def skip(self) -> None:
+        """Pass over a batch, which another worker takes."""
+        ...
+
 
 class Batches:
     """Every text once per epoch, in an order that the seed fixes.
@@ -220,6 +224,13 @@ class Batches:
         Raises:
             ConfigError: no text of an epoch has an answer to learn from.
         """
+        self.skip()
+        epoch, window, after = self.position
+        seed = self._draw("draws", epoch, window, after - 1).getrandbits(63)
+        return self._shape.pad(self._groups[after - 1], seed)
+
+    def skip(self) -> None:
+        """See :class:`Stream`."""
         windows = -(-len(self._shards) // self._window)
         for _ in range(2 * windows + 1):
             epoch, window, index = self.position
@@ -227,7 +238,7 @@ class Batches:
                 self._open(epoch, window)
             if index < len(self._groups):
                 self.position = Position(epoch, window, index + 1)
-                return self._shape.pad(self._groups[index], self._draw("draws", epoch, window, index).getrandbits(63))
+                return
             self.position = Position(epoch, window + 1) if window + 1 < windows else Position(epoch + 1)
         raise ConfigError(f"no text has an answer that begins before max_length, {self._shape.max_length} tokens")
 

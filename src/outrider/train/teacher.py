@@ -60,7 +60,8 @@ class Matrices:
         """See :class:`Teacher`."""
         if ids is not self._ids:  # a draft vocabulary stays the same tensor all through a training
             self._ids, self._some = ids, self._head if ids is None else self._head[ids]
-        logits = hidden.float() @ self._some.T
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits = hidden.float() @ self._some.T
         return self._cap * torch.tanh(logits / self._cap) if self._cap else logits
 
     @torch.no_grad()
@@ -68,7 +69,8 @@ class Matrices:
         """See :class:`Teacher`."""
         rows = hidden.float().reshape(-1, hidden.shape[-1])
         chunks = torch.split(rows, max(1, _MOST_LOGITS // self.vocabulary))
-        return torch.cat([(chunk @ self._head.T).argmax(-1) for chunk in chunks]).view(hidden.shape[:-1])
+        with torch.autocast(hidden.device.type, enabled=False):
+            return torch.cat([(chunk @ self._head.T).argmax(-1) for chunk in chunks]).view(hidden.shape[:-1])
 
     @torch.no_grad()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
