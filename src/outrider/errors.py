@@ -19,3 +19,7 @@ class RequestError(OutriderError, ValueError):
 
 class NumericsError(OutriderError, ArithmeticError):
     """The target produced logits that are not numbers; the request that met them is ended."""
+
+
+class TrainingError(OutriderError):
+    """A training cannot begin or go on; the message says what to do, and nothing trained so far is lost."""

@@ -1,0 +1,87 @@
+"""Blockwise parallel decoding: one feed-forward layer gives a row for each later token, and the LM head reads them all.
+
+Source: Stern, Shazeer, Uszkoreit, "Blockwise parallel decoding for deep autoregressive models", 2018, §4 and figure 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from outrider.target.base import TargetModel
+
+
+@dataclass(frozen=True)
+class BlockwiseConfig:
+    """The shape of the layer."""
+
+    width: int
+    """Of the target's hidden rows."""
+    vocabulary: int
+    """Tokens drafted from: the target's, or a reduced draft vocabulary."""
+    heads: int = 4
+    """Tokens drafted: number d (0-based) is the one d + 2 places after its row's own."""
+    inner: int = 0
+    """Width of the hidden layer for each head; 0 is the target's width."""
+    reduced: bool = False
+    """Whether columns of the logits are places in ``ids`` instead of target ids."""
+
+
+class Blockwise(nn.Module):
+    """x_d = x + W₂·ReLU(W₁·x), all d at once, and the target's own LM head on each."""
+
+    ids: torch.Tensor | None
+    projection: torch.Tensor
+
+    def __init__(self, config: BlockwiseConfig) -> None:
+        """Make the layer; the LM head is all zeros until :meth:`share`."""
+        super().__init__()
+        self.config = config
+        self.widen = nn.Linear(config.width, config.heads * (config.inner or config.width))
+        self.outputs = nn.Linear(self.widen.out_features, config.heads * config.width)
+        nn.init.zeros_(self.outputs.weight)
+        nn.init.zeros_(self.outputs.bias)
+        self.register_buffer("ids", torch.zeros(config.vocabulary, dtype=torch.int64) if config.reduced else None)
+        self.register_buffer("projection", torch.zeros(config.vocabulary, config.width), persistent=False)
+
+    @classmethod
+    def initial(
+        cls, config: BlockwiseConfig, target: TargetModel, ids: torch.Tensor | None = None, seed: int = 0
+    ) -> Blockwise:
+        """The layer as it is before training: each guess is the target's own next token.
+
+        Args:
+            config: the shape.
+            target: the model drafted for.
+            ids: int64 [vocabulary], ascending, the draft vocabulary of a reduced head.
+            seed: fixes W₁.
+        """
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            head = cls(config)
+        if ids is not None and head.ids is not None:
+            head.ids.copy_(ids)
+        head.share(target)
+        return head
+
+    def share(self, target: TargetModel) -> None:
+        """Take the rows of the target's LM head, which are not stored with the weights."""
+        ids = torch.arange(self.config.vocabulary) if self.ids is None else self.ids
+        self.projection = target.unembed_rows(ids).to(self.projection)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The guesses.
+
+        Args:
+            hidden: [..., width], the target's rows after the final norm.
+
+        Returns:
+            Logits [..., heads, vocabulary].
+        """
+        rows = self.outputs(torch.relu(self.widen(hidden))).unflatten(-1, (self.config.heads, self.config.width))
+        logits: torch.Tensor = (hidden.unsqueeze(-2) + rows) @ self.projection.T
+        return logits

@@ -1,0 +1,341 @@
+"""The training loop: batches in, a better head out, for whichever method a recipe describes.
+
+A run is a function of its data, its options and its seed (with ``precision`` given, on one machine).  Killed at any
+moment it goes on from the last state that was written, to the same weights bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from rich.console import Console
+
+from outrider.errors import TrainingError
+from outrider.train.batches import Batch, Position, Stream
+from outrider.train.judge import Judgement, judge, prepared
+from outrider.train.precision import probe, under
+from outrider.train.progress import Watch
+from outrider.train.recipes.base import Acceptance, LossReport, Recipe
+from outrider.train.record import Record
+from outrider.train.report import Findings
+from outrider.train.settings import AUTO, Settings
+from outrider.train.state import load_state, save_state
+from outrider.train.stopwatch import JUDGING, Stopwatch
+from outrider.train.teacher import Teacher
+from outrider.train.workers import Alone, Workers
+
+BETAS: Final = (0.9, 0.95)
+STATE: Final = "state.pt"
+BEST: Final = "best.pt"
+STEPS: Final = "steps.csv"
+JUDGED: Final = "held_out.csv"
+
+
+@dataclass
+class Progress:
+    """How far a training has come; written by :class:`Training` alone, and part of its state."""
+
+    step: int = 0
+    tokens: int = 0
+    precision: str = ""
+    best: int = -1
+    """Which judgement is the best so far."""
+    ended: str = ""
+    """Why it is over; empty while it is not."""
+    judged: list[Judgement] = field(default_factory=list)
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    """(tokens, loss) of every step."""
+    rows: tuple[int, int] = (0, 0)
+    """Rows written to the records of steps and of judgements."""
+
+
+class Trained(NamedTuple):
+    """What a training gave."""
+
+    head: Any
+    """The head with the weights that were judged best."""
+    findings: Findings
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is trained on what.  The teacher is where the workers' device is."""
+
+    recipe: Recipe
+    head: Any
+    """The head before its first step; a state found in the folder replaces its weights."""
+    teacher: Teacher
+    stream: Stream
+    held_out: Sequence[Batch]
+
+
+class Training:
+    """One training in one folder."""
+
+    def __init__(
+        self,
+        task: Task,
+        settings: Settings,
+        folder: Path,
+        *,
+        workers: Workers | None = None,
+        console: Console | None = None,
+    ) -> None:
+        """Make ready; nothing is computed or written yet.
+
+        Args:
+            task: what is trained on what.
+            settings: options of the loop.
+            folder: where the state, the best weights and the records are kept.
+            workers: the processes that take part; None is this one on the CPU.
+            console: where to print; None is silent.
+        """
+        self._recipe, self._teacher, self._stream, self._settings = task.recipe, task.teacher, task.stream, settings
+        self._workers = workers or Alone()
+        self._folder, self._console = folder, console if self._workers.rank == 0 else None
+        self._head = task.head.to(self._workers.device)
+        self._held_out = task.held_out
+        self._weights = [weight for weight in self._head.parameters() if weight.requires_grad]
+        self._optimiser = _optimiser(self._weights, settings)
+        self._progress = Progress()
+        self._stopwatch = Stopwatch(self._workers.device)
+        self._due = settings.judged_at()
+
+    def run(self) -> Trained:
+        """Train to the end, from wherever the folder's state left off.
+
+        Raises:
+            TrainingError: the loss is no number, the disk is full, or the folder holds another training.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        _repeatable(self._workers.device)
+        self._resume()
+        now = self._progress
+        self._held_out = prepared([batch.to(self._workers.device) for batch in self._held_out], self._teacher)
+        steps = Record(self._folder / STEPS, rows=now.rows[0]) if self._workers.rank == 0 else None
+        judged = Record(self._folder / JUDGED, rows=now.rows[1]) if self._workers.rank == 0 else None
+        saved = time.monotonic()
+        with Watch(self._console, self._settings.tokens, now.tokens) as watch:
+            if not now.precision:
+                now.precision = self._choose_precision(watch)
+            if not now.judged:
+                self._judge(judged, watch)
+            while not now.ended:
+                self._step(steps, watch)
+                now.ended = self._verdict(judged, watch)
+                if now.ended or time.monotonic() - saved >= self._settings.save_seconds:
+                    self._save(steps, judged)
+                    saved = time.monotonic()
+            watch.say(now.ended)
+        return self._finish()
+
+    def _step(self, record: Record | None, watch: Watch) -> None:
+        """One step of the optimiser, over every worker's batches."""
+        settings, now = self._settings, self._progress
+        reports, tokens = [], 0
+        for _ in range(settings.accumulate):
+            batch = self._next_batch()
+            report = self._forward(batch, now.precision)
+            reports.append(report)
+            tokens += int(batch.mask.sum())
+            self._backward(report.loss * report.weight)
+        with self._stopwatch.phase("step"):
+            loss, weight, seen = self._summed(reports, tokens)
+            if not math.isfinite(loss):
+                raise TrainingError(
+                    f"the loss of step {now.step + 1} is not a number; train again with a lower --learning-rate "
+                    f"than {settings.learning_rate:g}, or with --precision fp32"
+                )
+            now.step, now.tokens = now.step + 1, now.tokens + seen
+            norm = self._gradient(weight)
+            rate = settings.rate_at(now.tokens)
+            for group in self._optimiser.param_groups:
+                group["lr"] = rate
+            self._optimiser.step()
+            self._optimiser.zero_grad(set_to_none=True)
+        now.losses.append((now.tokens, loss))
+        if record is not None:
+            figures: dict[str, float] = {"step": now.step, "tokens": now.tokens, "epoch": self._stream.position.epoch}
+            figures |= {"learning_rate": rate, "loss": loss, "gradient": norm} | _mean_parts(reports)
+            record.add(figures | {f"{name}_s": round(spent, 3) for name, spent in self._stopwatch.seconds.items()})
+        recent = now.losses[-20:]
+        watch.step(
+            now.tokens,
+            sum(value for _, value in recent) / len(recent),
+            now.tokens / self._stopwatch.total(without=JUDGING),
+        )
+
+    def _next_batch(self) -> Batch:
+        """This worker's next batch: of every ``count`` in the order of the stream, number ``rank``."""
+        with self._stopwatch.phase("data"):
+            for _ in range(self._workers.rank):
+                self._stream.skip()
+            batch = next(self._stream).to(self._workers.device)
+            for _ in range(self._workers.rank + 1, self._workers.count):
+                self._stream.skip()
+        return batch
+
+    def _forward(self, batch: Batch, precision: str) -> LossReport:
+        with self._stopwatch.phase("forward"), under(precision, self._workers.device):
+            return self._recipe.loss(self._head, batch, self._teacher)
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        if loss.requires_grad:  # a batch where nothing could be guessed has no gradient
+            with self._stopwatch.phase("backward"):
+                loss.backward()  # type: ignore[no-untyped-call]
+
+    def _summed(self, reports: Sequence[LossReport], tokens: int) -> tuple[float, float, int]:
+        """The step's mean loss, its weight and its tokens, over all workers."""
+        weight = sum(report.weight for report in reports)
+        loss = sum(float(report.loss.detach()) * report.weight for report in reports)
+        sums = torch.tensor([loss, weight, tokens], dtype=torch.float64, device=self._workers.device)
+        loss, weight, seen = self._workers.total(sums).tolist()
+        return loss / max(weight, 1e-9), weight, int(seen)
+
+    def _gradient(self, weight: float) -> float:
+        """Make the gradients those of the mean over every worker's rows, at most ``clip`` long; gives the length."""
+        for parameter in self._weights:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = self._workers.total(parameter.grad).div_(max(weight, 1e-9))
+        return float(torch.nn.utils.clip_grad_norm_(self._weights, self._settings.clip))
+
+    def _choose_precision(self, watch: Watch) -> str:
+        """The precision asked for, or the faster one on this machine; all workers take the first one's choice."""
+        if self._settings.precision != AUTO:
+            return self._settings.precision
+        place = self._stream.position
+        batch = self._next_batch()
+        self._stream.position = place
+
+        def step(precision: str) -> None:
+            report = self._forward(batch, precision)
+            self._backward(report.loss)
+            self._optimiser.zero_grad(set_to_none=True)
+
+        tried = probe(step)
+        self._stopwatch.seconds.clear()
+        watch.say(str(tried))
+        slower = self._workers.rank == 0 and tried.fastest != "fp32"
+        chosen = self._workers.total(torch.tensor([float(slower)], device=self._workers.device))
+        return "bf16" if float(chosen) else "fp32"
+
+    def _verdict(self, record: Record | None, watch: Watch) -> str:
+        """Judge the head where that is due; says why the training is over, or nothing while it is not."""
+        settings, now = self._settings, self._progress
+        if any(now.judged[-1].tokens < due <= now.tokens for due in self._due):
+            self._judge(record, watch)
+        waited = len(now.judged) - 1 - now.best
+        if now.tokens >= settings.tokens:
+            return f"all {settings.tokens:,} tokens were trained on"
+        if settings.patience and waited >= settings.patience:
+            return f"stopped early: the last {waited} judgements were no better than the best"
+        return ""
+
+    def _judge(self, record: Record | None, watch: Watch) -> None:
+        """Judge the head and keep its weights if it is the best so far; every worker comes to the same result."""
+        now = self._progress
+        with self._stopwatch.phase(JUDGING):
+            found = self._of_the_first(judge(self._recipe, self._head, self._held_out, self._teacher))
+        counts = (tuple(found.accepted.tolist()), tuple(found.tested.tolist()))
+        now.judged.append(Judgement(now.step, now.tokens, found.accepted_length, *counts))
+        if now.best < 0 or found.accepted_length > now.judged[now.best].length:
+            now.best = len(now.judged) - 1
+            if self._workers.rank == 0:
+                save_state(self._folder / BEST, {"head": self._head.state_dict(), "judgement": now.best})
+        if record is not None:
+            rates = {f"acceptance_{depth + 1}": rate for depth, rate in enumerate(found.rates)}
+            tested = {f"tested_{depth + 1}": count for depth, count in enumerate(found.tested.tolist())}
+            record.add({"step": now.step, "tokens": now.tokens, "length": found.accepted_length} | rates | tested)
+        watch.judged(now.judged[-1])
+
+    def _of_the_first(self, found: Acceptance) -> Acceptance:
+        """What the first worker found: others may differ by a rounding, and all must decide alike."""
+        mine = int(self._workers.rank == 0)
+        return Acceptance(self._workers.total(found.accepted * mine), self._workers.total(found.tested * mine))
+
+    def _identity(self) -> dict[str, object]:
+        """Options that decide the weights: a state written under others cannot be gone on with."""
+        recipe: Any = self._recipe
+        options: dict[str, object] = dataclasses.asdict(self._settings) | dataclasses.asdict(recipe)
+        del options["save_seconds"]
+        shapes = {name: list(weight.shape) for name, weight in self._head.state_dict().items()}
+        return options | {"recipe": self._recipe.method, "workers": self._workers.count, "head's shapes": shapes}
+
+    def _resume(self) -> None:
+        state = load_state(self._folder / STATE, self._identity())
+        if state is not None:
+            self._head.load_state_dict(state["head"])
+            self._optimiser.load_state_dict(state["optimiser"])
+            self._stream.position = Position(*state["position"])
+            torch.set_rng_state(state["rng"])
+            judged = [Judgement(**item) for item in state["progress"].pop("judged")]
+            self._progress = Progress(**state["progress"], judged=judged)
+            self._stopwatch.seconds = state["seconds"]
+
+    def _save(self, steps: Record | None, judged: Record | None) -> None:
+        if steps is None or judged is None:
+            return
+        self._progress.rows = (steps.rows, judged.rows)
+        state = {
+            "identity": self._identity(),
+            "head": self._head.state_dict(),
+            "optimiser": self._optimiser.state_dict(),
+            "position": tuple(self._stream.position),
+            "rng": torch.get_rng_state(),
+            "progress": dataclasses.asdict(self._progress),
+            "seconds": self._stopwatch.seconds,
+        }
+        save_state(self._folder / STATE, state)
+
+    def _finish(self) -> Trained:
+        """Give the head its best weights; draw and sum up what was found."""
+        now = self._progress
+        best = torch.load(self._folder / BEST, map_location="cpu", weights_only=True)
+        self._head.load_state_dict(best["head"])
+        found = Findings(
+            self._recipe.method, now.ended, now.step, now.precision, now.judged, now.best, now.losses, self._stopwatch
+        )
+        if self._workers.rank == 0:
+            found.write(self._folder)
+        if self._console is not None:
+            for line in found.lines():
+                self._console.print(line)
+        return Trained(self._head, found)
+
+
+def _optimiser(weights: Sequence[torch.nn.Parameter], settings: Settings) -> torch.optim.Optimizer:
+    """AdamW; weight decay is for matrices alone."""
+    matrices = [weight for weight in weights if weight.ndim > 1]
+    vectors = [weight for weight in weights if weight.ndim <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=BETAS, fused=True)
+
+
+def _mean_parts(reports: Sequence[LossReport]) -> dict[str, float]:
+    """Parts of the loss over the batches of a step, by each report's weight."""
+    parts: dict[str, float] = {}
+    weights: dict[str, float] = {}
+    for report in reports:
+        for name, value in report.parts.items():
+            parts[name] = parts.get(name, 0.0) + float(value) * report.weight
+            weights[name] = weights.get(name, 0.0) + report.weight
+    return {name: value / max(weights[name], 1e-9) for name, value in parts.items()}
+
+
+def _repeatable(device: torch.device) -> None:
+    """Choose kernels that give the same bits each time; CPU kernels do already."""
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)

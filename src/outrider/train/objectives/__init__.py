@@ -1,0 +1,1 @@
+"""Divergences a draft is trained on, one per file."""

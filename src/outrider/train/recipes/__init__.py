@@ -1,0 +1,1 @@
+"""How each method is trained: one recipe per file, named after the method."""

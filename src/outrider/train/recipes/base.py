@@ -1,0 +1,162 @@
+"""What a recipe is: how a method's rows are made, weighted and judged.  The loop knows nothing else of a method.
+
+Words: a *start* is a row t whose features are the last that are known; token t + 1 is the anchor there, which the
+target chose itself.  Depth d (0-based) guesses token t + 2 + d, and the target's own opinion of it is that of row
+t + 1 + d.  A guess counts at depth d where rows t … t + 1 + d all count (``Batch.mask``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+import torch
+
+from outrider.errors import ConfigError
+from outrider.train.batches import Batch, shifted
+
+if TYPE_CHECKING:
+    from outrider.target.base import TargetModel
+    from outrider.train.teacher import Teacher
+
+
+@dataclass(frozen=True, eq=False)
+class LossReport:
+    """The loss of one batch."""
+
+    loss: torch.Tensor
+    """Scalar, the weighted mean over the batch: what is differentiated."""
+    weight: float
+    """The sum of weights the mean was taken over; batches of one step are averaged by it."""
+    parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Detached scalars worth a column of the record, each a mean by the same weights (loss by depth or by term)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Acceptance:
+    """Guesses that were the target's own most probable token, by depth; only starts accepted so far are tested."""
+
+    accepted: torch.Tensor
+    """int64 [depths]."""
+    tested: torch.Tensor
+    """int64 [depths]."""
+
+    def __add__(self, other: Acceptance) -> Acceptance:
+        """Both together."""
+        return Acceptance(self.accepted + other.accepted, self.tested + other.tested)
+
+    @property
+    def rates(self) -> list[float]:
+        """Accepted ÷ tested at each depth; 0 where nothing was tested."""
+        return (self.accepted / self.tested.clamp(min=1)).tolist()
+
+    @property
+    def accepted_length(self) -> float:
+        """τ of a chain of all depths: 1 + Σ_j Π_{i ≤ j} α_i."""
+        return 1.0 + float(torch.cumprod(self.accepted.double() / self.tested.clamp(min=1), 0).sum())
+
+
+class Recipe(Protocol):
+    """How one method is trained: a frozen dataclass of options, each with its default.
+
+    Whatever a recipe draws comes from ``batch.generator()``: a batch's loss and acceptance are functions of their
+    arguments alone.
+    """
+
+    method: ClassVar[str]
+    """The method whose drafter runs the head: the name of the recipe's file."""
+
+    def layers_read(self, target: TargetModel) -> tuple[int, ...]:
+        """Target layers whose rows must be captured; ``target.layers`` (the final rows) is always captured too."""
+        ...
+
+    def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> torch.nn.Module:
+        """The head to train, before its first step.
+
+        Args:
+            target: the model it drafts for.
+            vocabulary: int64 [v], sorted ids of the reduced draft vocabulary; None is the whole.
+            seed: fixes its random weights.
+        """
+        ...
+
+    def loss(self, head: Any, batch: Batch, teacher: Teacher) -> LossReport:
+        """The loss of a batch; gradients reach the head's parameters alone."""
+        ...
+
+    def acceptance(self, head: Any, batch: Batch, teacher: Teacher) -> Acceptance:
+        """Held-out greedy acceptance by depth of a chain, from every start of the batch."""
+        ...
+
+
+R = TypeVar("R", bound=type[Any])
+_REGISTRY: dict[str, type[Recipe]] = {}
+
+
+def register(recipe: R) -> R:
+    """Make a recipe known; its method must be the name of the file it stands in."""
+    lacking = [name for name in ("method", "layers_read", "head", "loss", "acceptance") if not hasattr(recipe, name)]
+    if lacking:
+        raise TypeError(f"recipe {recipe.__name__} lacks {', '.join(lacking)}")
+    _REGISTRY[recipe.method] = recipe
+    return recipe
+
+
+def trainable() -> list[str]:
+    """Names of every method that can be trained, without importing them."""
+    from outrider.train import recipes
+
+    names = [module.name for module in pkgutil.iter_modules(recipes.__path__)]
+    return sorted(name for name in names if name != "base" and not name.startswith("_"))
+
+
+def recipe_class(name: str) -> type[Recipe]:
+    """The recipe of a method, importing its file.
+
+    Raises:
+        ConfigError: listing the methods that can be trained.
+    """
+    key = name.lower().replace("-", "_")
+    if key not in _REGISTRY:
+        if key not in trainable():
+            raise ConfigError(f"there is no training for {name!r}; there is for: {', '.join(trainable())}")
+        importlib.import_module(f"outrider.train.recipes.{key}")
+    return _REGISTRY[key]
+
+
+def best_tokens(batch: Batch, teacher: Teacher) -> torch.Tensor:
+    """The target's most probable next token of every row: int64 [B, T]."""
+    return teacher.best(batch.final) if batch.best is None else batch.best
+
+
+def starts(batch: Batch, depths: int) -> torch.Tensor:
+    """Where a guess counts: bool [depths, B, T], at depth d the starts t whose rows t … t + 1 + d all count."""
+    counted, alive = [], batch.mask
+    for depth in range(depths):
+        alive = alive & shifted(batch.mask, depth + 1)
+        counted.append(alive)
+    return torch.stack(counted)
+
+
+def chain_acceptance(batch: Batch, guesses: torch.Tensor, best: torch.Tensor) -> Acceptance:
+    """Judge a chain drafted at every start, each guess made under the text's own tokens before it.
+
+    A guess is accepted if it is the target's most probable token.  Deeper ones are tested while the text went on with
+    that very token, as it always does where the answer was written greedily: elsewhere the next row is another text's.
+
+    Args:
+        batch: the texts.
+        guesses: int64 [depths, B, T], target token ids.
+        best: int64 [B, T], the target's most probable next token of every row.
+    """
+    accepted, tested = [], []
+    alive = torch.ones_like(batch.mask)
+    for depth, (guess, counted) in enumerate(zip(guesses, starts(batch, len(guesses)), strict=True)):
+        right = guess == shifted(best, depth + 1)
+        tested.append((alive & counted).sum())
+        accepted.append((alive & counted & right).sum())
+        alive = alive & counted & right & (shifted(best, depth + 1) == batch.following(depth + 2))
+    return Acceptance(torch.stack(accepted), torch.stack(tested))

@@ -1,0 +1,89 @@
+"""What a training found: printed, drawn, and kept as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from outrider.train.curve import Fit, fit
+from outrider.train.judge import Judgement
+from outrider.train.plot import picture
+from outrider.train.state import write_whole
+from outrider.train.stopwatch import JUDGING, Stopwatch
+
+CURVE: Final = "curve.svg"
+SUMMARY: Final = "summary.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """The course of a training that is over."""
+
+    method: str
+    ended: str
+    """Why it is over."""
+    steps: int
+    precision: str
+    judged: Sequence[Judgement]
+    best_index: int
+    losses: Sequence[tuple[int, float]]
+    """(tokens, loss) of every step."""
+    stopwatch: Stopwatch
+
+    @property
+    def best(self) -> Judgement:
+        """The judgement of the weights that were kept."""
+        return self.judged[self.best_index]
+
+    @property
+    def tokens(self) -> int:
+        """Answer tokens trained on, repeats counted."""
+        return self.losses[-1][0] if self.losses else 0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second, without the time of judging."""
+        return self.tokens / self.stopwatch.total(without=JUDGING)
+
+    @cached_property
+    def curve(self) -> list[tuple[int, float]]:
+        """(tokens, held-out τ) of every judgement."""
+        return [(judgement.tokens, judgement.length) for judgement in self.judged]
+
+    @cached_property
+    def law(self) -> Fit | None:
+        """Where the curve points."""
+        return fit(self.curve, most=1.0 + len(self.best.accepted))
+
+    def lines(self) -> Iterator[str]:
+        """What to print."""
+        shares = " · ".join(f"{name} {share:.0%}" for name, share in self.stopwatch.shares().items())
+        yield f"time: {shares}; {self.tokens_per_s:,.0f} tokens/s, judging left out"
+        yield "no law was fitted: the curve is too short, or does not rise" if self.law is None else str(self.law)
+        yield f"best: {self.best}"
+
+    def summary(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {
+            "method": self.method,
+            "ended": self.ended,
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "precision": self.precision,
+            "tokens_per_s": self.tokens_per_s,
+            "shares": self.stopwatch.shares(),
+            "best": dataclasses.asdict(self.best),
+            "judged": [dataclasses.asdict(judgement) for judgement in self.judged],
+            "fit": None if self.law is None else dataclasses.asdict(self.law),
+        }
+
+    def write(self, folder: Path) -> None:
+        """Draw the curve and keep the summary in a folder."""
+        drawn = picture(self.losses, self.curve, self.law, f"{self.method}: {self.tokens:,} tokens")
+        write_whole(folder / CURVE, lambda file: file.write(drawn.encode()))
+        write_whole(folder / SUMMARY, lambda file: file.write(json.dumps(self.summary(), indent=1).encode()))

@@ -1,0 +1,55 @@
+"""What a person may choose about a training run, whichever method is trained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from outrider.drafters.base import check_options, option
+from outrider.errors import ConfigError
+
+AUTO: Final = "auto"
+PRECISIONS: Final = ("fp32", "bf16")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of the loop."""
+
+    method: ClassVar[str] = "train"
+    """What messages about an option begin with."""
+
+    tokens: int = option(1_000_000, "Answer tokens to train on; repeats count.", low=1)
+    learning_rate: float = option(1e-3, "Highest learning rate.", low=0.0)
+    warm_up: float = option(0.04, "Share of the tokens over which the learning rate rises.", low=0.0, high=1.0)
+    weight_decay: float = option(0.0, "AdamW's decay of weight matrices.", low=0.0)
+    clip: float = option(1.0, "Longest gradient; a longer one is shortened to it.", low=0.0)
+    accumulate: int = option(1, "Batches per step, on each worker.", low=1)
+    seed: int = option(0, "Fixes the order of texts and all that is drawn.")
+    precision: str = option(AUTO, "fp32 or bf16; auto tries both for five seconds and takes the faster.")
+    judgements: int = option(12, "How often the head is judged on held-out texts, at least four times.", low=4)
+    patience: int = option(4, "Judgements without a new best after which training stops; 0 never stops.", low=0)
+    save_seconds: float = option(30.0, "Most seconds of work that a kill may cost, and one step.", low=0.0, high=60.0)
+
+    def __post_init__(self) -> None:
+        """Refuse values out of bounds."""
+        check_options(self)
+        if self.precision not in (AUTO, *PRECISIONS):
+            known = ", ".join((AUTO, *PRECISIONS))
+            raise ConfigError(f"train: precision must be one of {known}, not {self.precision!r}")
+
+    def rate_at(self, tokens: int) -> float:
+        """The learning rate of the step that reaches so many tokens: up in a line, down in a half cosine."""
+        share = min(1.0, tokens / self.tokens)
+        if share < self.warm_up:
+            return self.learning_rate * share / self.warm_up
+        down = (share - self.warm_up) / max(1e-9, 1.0 - self.warm_up)
+        return self.learning_rate * 0.5 * (1.0 + math.cos(math.pi * down))
+
+    def judged_at(self) -> list[int]:
+        """Token counts at which the head is judged: halvings of the whole, for the curve, and even steps between."""
+        halvings = max(4, self.judgements // 2)
+        even = self.judgements - halvings
+        points = {self.tokens >> halving for halving in range(halvings)}
+        return sorted((points | {self.tokens * step // (even + 1) for step in range(even + 1)}) - {0})

@@ -1,0 +1,84 @@
+"""The target's frozen matrices as training needs them: its opinion of the next token, and its embeddings."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import torch
+
+_MOST_LOGITS: Final = 1 << 25
+"""Most logits of the whole vocabulary that are made at once."""
+
+
+class Teacher(Protocol):
+    """Gives the target's logits back from its captured final rows."""
+
+    vocabulary: int
+    """Tokens the target knows."""
+
+    def logits(self, hidden: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
+        """The target's logits.
+
+        Args:
+            hidden: [..., width], rows after the final norm.
+            ids: int64 [v], the tokens whose logits are wanted (a reduced draft vocabulary); None wants all.
+
+        Returns:
+            fp32 [..., v], without gradient.
+        """
+        ...
+
+    def best(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The most probable token of all after each row [..., width], ties to the lowest id: int64 [...]."""
+        ...
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The rows the target's first block reads of tokens [...]: fp32 [..., width], without gradient."""
+        ...
+
+
+class Matrices:
+    """A teacher that keeps the target's matrices in fp32."""
+
+    def __init__(self, head: torch.Tensor, embedding: torch.Tensor, cap: float = 0.0) -> None:
+        """Keep the matrices.
+
+        Args:
+            head: [vocabulary, width], the LM head.
+            embedding: [vocabulary, width], what the first block reads of each token; may be ``head`` itself.
+            cap: logits are bent to stay below this, ``cap·tanh(logit ÷ cap)``; 0 leaves them.
+        """
+        self._head = head.float()
+        self._embedding = self._head if embedding is head else embedding.float()
+        self._cap = cap
+        self._ids: torch.Tensor | None = None
+        self._some = self._head
+        self.vocabulary = len(head)
+
+    @torch.no_grad()
+    def logits(self, hidden: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
+        """See :class:`Teacher`."""
+        if ids is not self._ids:  # a draft vocabulary stays the same tensor all through a training
+            self._ids, self._some = ids, self._head if ids is None else self._head[ids]
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits = hidden.float() @ self._some.T
+        return self._cap * torch.tanh(logits / self._cap) if self._cap else logits
+
+    @torch.no_grad()
+    def best(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See :class:`Teacher`."""
+        rows = hidden.float().reshape(-1, hidden.shape[-1])
+        chunks = torch.split(rows, max(1, _MOST_LOGITS // self.vocabulary))
+        with torch.autocast(hidden.device.type, enabled=False):
+            return torch.cat([(chunk @ self._head.T).argmax(-1) for chunk in chunks]).view(hidden.shape[:-1])
+
+    @torch.no_grad()
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """See :class:`Teacher`."""
+        return self._embedding[tokens]
+
+    def to(self, device: torch.device) -> Matrices:
+        """The same on another device."""
+        head = self._head.to(device)
+        tied = self._embedding is self._head
+        return Matrices(head, head if tied else self._embedding.to(device), self._cap)

@@ -1,0 +1,307 @@
+"""The loop: it learns, it stops, it goes on where it was killed, and it says what is wrong."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import errno
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from captured import texts
+from rich.console import Console
+from train_job import SHAPE, job, settings
+
+from outrider.errors import ConfigError, TrainingError
+from outrider.train import loop
+from outrider.train import state as state_files
+from outrider.train.batches import Batch, held_out_batches
+from outrider.train.curve import fit
+from outrider.train.loop import Trained, Training
+from outrider.train.plot import picture
+from outrider.train.precision import probe
+from outrider.train.recipes.base import LossReport, Recipe
+from outrider.train.record import Record
+from outrider.train.settings import Settings
+
+TESTS = Path(__file__).parents[1]
+
+
+def run(folder: Path, method: str = "blockwise", console: Console | None = None, **options: object) -> Trained:
+    return Training(job(method), settings(**options), folder, console=console).run()
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "state.pt", weights_only=True)["head"]
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+@pytest.mark.parametrize("method", ["blockwise", "medusa"])
+def test_it_learns(method: str, tmp_path: Path) -> None:
+    """The tiny target is random, so nothing can be learned but the texts themselves."""
+    task = job(method)
+    task = dataclasses.replace(task, held_out=held_out_batches(texts(24), SHAPE))
+    trained = Training(task, settings(tokens=12_000, learning_rate=1e-2), tmp_path).run()
+    judged = trained.findings.judged
+    assert trained.findings.best.length > judged[0].length + 0.2
+    assert trained.findings.losses[-1][1] < 0.8 * trained.findings.losses[0][1]
+    assert len({judgement.tokens for judgement in judged}) >= 5
+
+
+def test_it_is_a_function_of_its_seed(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        torch.manual_seed(hash(name) % 1000)  # the state the process happens to be in must not matter
+        run(tmp_path / name, "medusa", seed=seed)
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+
+
+def program(folder: Path, kill_at: int, save_seconds: float = 0.0, **more: str) -> subprocess.Popen[bytes]:
+    """The same training in a process of its own, killed as it asks for batch ``kill_at``; 0 lets it live."""
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(TESTS / "train_job.py"),
+        str(folder),
+        str(kill_at),
+        str(save_seconds),
+    ]
+    return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | more)
+
+
+@pytest.mark.parametrize("save_seconds", [0.0, 0.05])
+def test_killed_and_resumed_is_the_same_to_the_bit(tmp_path: Path, save_seconds: float) -> None:
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    run(straight)
+    assert program(broken, kill_at=17, save_seconds=save_seconds).wait(60) == -signal.SIGKILL
+    assert not (broken / "summary.json").exists()
+    if save_seconds == 0.0:
+        assert torch.load(broken / "state.pt", weights_only=True)["progress"]["step"] == 16
+    run(broken)
+    assert same(weights(straight), weights(broken))
+    for name in ("steps.csv", "held_out.csv"):
+        timeless = [
+            [{k: v for k, v in row.items() if not k.endswith("_s")} for row in rows(folder / name)]
+            for folder in (straight, broken)
+        ]
+        assert timeless[0] == timeless[1]
+    assert torch.equal(
+        *(torch.load(at / "best.pt", weights_only=True)["head"]["widen.weight"] for at in (straight, broken))
+    )
+
+
+def test_a_finished_training_is_not_trained_again(tmp_path: Path) -> None:
+    first = run(tmp_path)
+    before = weights(tmp_path)
+    second = run(tmp_path)
+    assert same(before, weights(tmp_path))
+    assert first.findings.judged == second.findings.judged
+
+
+def test_another_training_in_the_folder_is_refused(tmp_path: Path) -> None:
+    run(tmp_path)
+    with pytest.raises(TrainingError, match=r"holds a training with learning_rate = 0.001, not 0.01; go on with"):
+        run(tmp_path, learning_rate=0.01)
+
+
+def test_a_damaged_state_is_refused_and_a_partial_one_ignored(tmp_path: Path) -> None:
+    (tmp_path / "state.pt.partial").write_bytes(b"half")
+    run(tmp_path)
+    (tmp_path / "state.pt").write_bytes((tmp_path / "state.pt").read_bytes()[:-500])
+    with pytest.raises(TrainingError, match=r"state.pt is damaged .*; remove it to begin anew"):
+        run(tmp_path)
+
+
+def test_a_full_disk_stops_cleanly_and_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    straight, full = tmp_path / "straight", tmp_path / "full"
+    run(straight)
+    saves = []
+
+    def fsync(number: int) -> None:
+        saves.append(number)
+        if len(saves) == 12:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state_files.os, "fsync", fsync)
+        with pytest.raises(TrainingError, match=r"the disk is full: .* run the same command again"):
+            run(full, save_seconds=0.0)
+    assert not list(full.glob("*.partial"))
+    run(full)
+    assert same(weights(straight), weights(full))
+
+
+def test_two_workers_are_one_with_two_batches_a_step(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    together, alone = tmp_path / "together", tmp_path / "alone"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
+    started = [program(together, 0, **shared, RANK=rank, LOCAL_RANK=rank) for rank in ("0", "1")]
+    assert [process.wait(120) for process in started] == [0, 0]
+    run(alone, accumulate=2)
+    for name, weight in weights(alone).items():
+        torch.testing.assert_close(weights(together)[name], weight, rtol=1e-4, atol=1e-6)
+    assert len(rows(together / "steps.csv")) == len(rows(alone / "steps.csv"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Unlearning:
+    recipe: Recipe
+    method = "blockwise"
+
+    def loss(self, head: torch.nn.Module, batch: Batch, teacher: object) -> LossReport:
+        report = self.recipe.loss(head, batch, teacher)
+        return LossReport(-report.loss, report.weight, report.parts)
+
+    def acceptance(self, *arguments: object) -> object:
+        return self.recipe.acceptance(*arguments)
+
+
+@dataclasses.dataclass(frozen=True)
+class Diverging(Unlearning):
+    def loss(self, head: torch.nn.Module, batch: Batch, teacher: object) -> LossReport:
+        report = self.recipe.loss(head, batch, teacher)
+        return LossReport(report.loss * float("nan"), report.weight, report.parts)
+
+
+def test_it_stops_early_and_keeps_the_best(tmp_path: Path) -> None:
+    task = dataclasses.replace(job(), recipe=Unlearning(job().recipe))
+    options = settings(tokens=100_000, judgements=40, patience=3, learning_rate=1e-2)
+    trained = Training(task, options, tmp_path).run()
+    found = trained.findings
+    assert found.ended == "stopped early: the last 3 judgements were no better than the best"
+    assert found.tokens < 100_000
+    assert len(found.judged) - 1 - found.best_index == 3
+    assert found.best.length == max(judgement.length for judgement in found.judged)
+    kept = torch.load(tmp_path / "best.pt", weights_only=True)["head"]
+    assert same(kept, trained.head.state_dict())
+    assert not same(kept, weights(tmp_path))
+
+
+def test_a_loss_that_is_no_number_stops_with_advice(tmp_path: Path) -> None:
+    task = dataclasses.replace(job(), recipe=Diverging(job().recipe))
+    with pytest.raises(TrainingError, match=r"loss of step 1 is not a number; .* lower --learning-rate than 0.001"):
+        Training(task, settings(), tmp_path).run()
+
+
+def test_what_is_written_and_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "probe", partial(probe, seconds=0.1))
+    out = io.StringIO()
+    trained = run(tmp_path, console=Console(file=out, width=200), tokens=6_000, precision="auto", learning_rate=1e-2)
+    text = out.getvalue()
+    assert "precision: " in text
+    assert "held-out τ" in text
+    assert "all 6,000 tokens were trained on" in text
+    assert "tokens/s, judging left out" in text
+    steps, judged = rows(tmp_path / "steps.csv"), rows(tmp_path / "held_out.csv")
+    assert {"step", "tokens", "epoch", "learning_rate", "loss", "gradient", "loss_1", "loss_2", "data_s"} <= set(
+        steps[0]
+    )
+    assert len(judged) == len(trained.findings.judged)
+    assert float(judged[-1]["length"]) == trained.findings.judged[-1].length
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert sum(summary["shares"].values()) == pytest.approx(1)
+    assert {"data", "forward", "backward", "judging"} <= set(summary["shares"])
+    ElementTree.parse(tmp_path / "curve.svg")
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    options = Settings(tokens=1000, learning_rate=2.0, warm_up=0.1)
+    assert [options.rate_at(tokens) for tokens in (50, 100, 1000)] == pytest.approx([1.0, 2.0, 0.0])
+    assert options.rate_at(550) == pytest.approx(1.0)
+    assert options.rate_at(5000) == pytest.approx(0.0)
+    assert Settings(tokens=10, warm_up=1.0).rate_at(10) == pytest.approx(1e-3)
+
+
+def test_judgements_are_dense_at_first_and_even_later() -> None:
+    points = Settings(tokens=64_000, judgements=8).judged_at()
+    assert points == [8_000, 12_800, 16_000, 25_600, 32_000, 38_400, 51_200, 64_000]
+    assert len(Settings(tokens=10**6).judged_at()) >= 8
+    assert Settings(tokens=80, judgements=4).judged_at() == [10, 20, 40, 80]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "fp16"}, "precision must be one of auto, fp32, bf16, not 'fp16'"),
+        ({"save_seconds": 120.0}, "save_seconds must be at least 0 and at most 60"),
+        ({"tokens": 0}, "tokens must be at least 1"),
+        ({"warm_up": 2.0}, "warm_up must be at least 0 and at most 1"),
+    ],
+)
+def test_bad_settings_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Settings(**options)
+
+
+@pytest.mark.parametrize(("limit", "scale", "power"), [(2.6, 35.0, 0.4), (3.1, 8.0, 0.15), (1.9, 300.0, 0.7)])
+def test_the_law_is_found_again(limit: float, scale: float, power: float) -> None:
+    points = [(n, limit - scale * n**-power) for n in (10_000, 30_000, 100_000, 300_000, 1_000_000)]
+    law = fit([(0, 1.0), *points], most=8.0)
+    assert law is not None
+    assert law.error < 1e-3
+    assert law.at(3_000_000) == pytest.approx(limit - scale * 3_000_000**-power, abs=0.02)
+
+
+def test_no_law_is_drawn_through_three_points_or_down() -> None:
+    assert fit([(0, 1.0), (1, 1.0), (2, 1.5), (4, 1.7)]) is None
+    assert fit([(1, 2.0), (2, 1.5), (4, 1.2), (8, 1.1)]) is None
+
+
+def test_a_law_goes_no_higher_than_the_head_can() -> None:
+    points = [(n, 1 + 0.3 * torch.log2(torch.tensor(n)).item()) for n in (2, 4, 8, 16, 32)]
+    law = fit(points, most=5.0)
+    assert law is None or law.limit <= 5.0
+
+
+def test_the_picture_holds_its_points() -> None:
+    svg = picture([(n, 3.0 / n) for n in range(1, 1000)], [(0, 1.0), (10, 1.5), (999, 1.9)], None, "a < b")
+    ElementTree.fromstring(svg)
+    assert "10 tokens: τ 1.500" in svg
+    assert "a &lt; b" in svg
+    ElementTree.fromstring(picture([], [(0, 1.0)], None, "nothing yet"))
+
+
+def test_the_faster_precision_wins() -> None:
+    tried = []
+
+    def step(precision: str) -> None:
+        tried.append(precision)
+        time.sleep(0.02 if precision == "bf16" else 0.002)
+
+    found = probe(step, seconds=0.1)
+    assert found.fastest == "fp32"
+    assert tried.count("bf16") >= 2
+    assert str(found).startswith("precision: fp32 (a step takes: fp32 ")
+
+
+def test_a_record_grows_columns_and_is_taken_back(tmp_path: Path) -> None:
+    record = Record(tmp_path / "a.csv")
+    record.add({"a": 1})
+    record.add({"a": 2, "b": 3})
+    record.add({"a": 4})
+    assert rows(tmp_path / "a.csv") == [{"a": "1", "b": ""}, {"a": "2", "b": "3"}, {"a": "4", "b": ""}]
+    again = Record(tmp_path / "a.csv", rows=2)
+    again.add({"b": 5})
+    assert rows(tmp_path / "a.csv")[1:] == [{"a": "2", "b": "3"}, {"a": "", "b": "5"}]
+    assert again.rows == 3
