@@ -53,7 +53,7 @@ class BlockRunner:
     def __init__(self, head: DSparkHead, target: TargetModel) -> None:
         config = head.config
         self._head, self._target = head.to(target.device), target
-        self._ids = TokenIds(head.target_ids, target.vocabulary)
+        self._ids = TokenIds(head.ids, target.vocabulary)
         self.hidden_layers, self.slots, self.drafts = config.hidden_layers, config.slots, config.drafts
         self.mask_id, self.context_length, self.device = config.mask_id, config.block.positions, target.device
         self.row_bytes = 2 * 4 * config.blocks * config.block.key_heads * config.block.head_width

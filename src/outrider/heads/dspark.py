@@ -147,10 +147,10 @@ _CORRECTIONS: Final[dict[str, Callable[[DSparkConfig, int], nn.Module]]] = {
 class DSparkHead(nn.Module):
     """The network.
 
-    ``target_ids`` int64 [vocabulary] are the target's ids of the tokens it drafts, rising; None is all.
+    ``ids`` int64 [vocabulary] are the target's ids of the tokens it drafts, rising; None is all.
     """
 
-    target_ids: torch.Tensor | None
+    ids: torch.Tensor | None
 
     def __init__(self, config: DSparkConfig) -> None:
         super().__init__()
@@ -163,10 +163,25 @@ class DSparkHead(nn.Module):
         self.norm = nn.RMSNorm(shape.width, shape.norm_epsilon)
         self.rotary = Rotary(shape)
         self.lm_head = nn.Linear(shape.width, config.vocabulary, bias=False) if config.vocabulary else None
-        self.register_buffer("target_ids", torch.arange(config.vocabulary) if config.vocabulary else None)
+        self.register_buffer("ids", torch.arange(config.vocabulary) if config.vocabulary else None)
         self.markov_head = _correction(config, outputs)
         reads = shape.width + config.rank * config.confidence_reads_correction
         self.confidence_head = nn.Linear(reads, 1) if config.confidence else None
+
+    @torch.no_grad()
+    def begin(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        """Take over the target's LM head, and correct nothing yet.
+
+        Args:
+            ids: int64 [vocabulary], the target's ids of the tokens to draft, rising.
+            rows: [vocabulary, width], their rows of the target's LM head.
+        """
+        if self.ids is not None and self.lm_head is not None:
+            self.ids.copy_(ids)
+            self.lm_head.weight.copy_(rows)
+        if isinstance(self.markov_head, MarkovCorrection):
+            nn.init.normal_(self.markov_head.markov_w1.weight, std=0.1)
+            nn.init.zeros_(self.markov_head.markov_w2.weight)
 
     def fuse(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
         """The context rows that every layer's keys and values come from: [..., target width] each → [..., width]."""

@@ -32,7 +32,7 @@ class EagleConfig:
 class EagleHead(nn.Module):
     """The network; its LM head is the target's."""
 
-    target_ids: torch.Tensor | None = None
+    ids: torch.Tensor | None = None
     """It speaks the target's whole vocabulary."""
 
     def __init__(self, config: EagleConfig) -> None:

@@ -64,7 +64,7 @@ class Eagle3Block(nn.Module):
 class Eagle3Head(nn.Module):
     """The network.
 
-    ``target_ids`` int64 [vocabulary] are the target's ids of the tokens it drafts, rising.
+    ``ids`` int64 [vocabulary] are the target's ids of the tokens it drafts, rising.
     """
 
     def __init__(self, config: Eagle3Config) -> None:
@@ -79,8 +79,8 @@ class Eagle3Head(nn.Module):
         self.norm = nn.RMSNorm(width, config.block.norm_epsilon)
         self.lm_head = nn.Linear(width, config.vocabulary, bias=False)
         self.rotary = Rotary(config.block)
-        self.register_buffer("target_ids", torch.arange(config.vocabulary))
-        self.target_ids: torch.Tensor
+        self.register_buffer("ids", torch.arange(config.vocabulary))
+        self.ids: torch.Tensor
 
     def fuse(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
         """The rows of the layers it reads, as its steps take them: [..., target width] each → [..., width]."""

@@ -17,12 +17,12 @@ class TokenIds:
     """Spreads logits of a reduced vocabulary over the target's; what the head cannot draft stays at −∞.
 
     Args:
-        target_ids: int64 [reduced vocabulary]; None leaves logits as they are.
+        ids: int64 [reduced vocabulary]; None leaves logits as they are.
         vocabulary: the target's.
     """
 
-    def __init__(self, target_ids: torch.Tensor | None, vocabulary: int) -> None:
-        self._ids, self._vocabulary = target_ids, vocabulary
+    def __init__(self, ids: torch.Tensor | None, vocabulary: int) -> None:
+        self._ids, self._vocabulary = ids, vocabulary
         self._wide = torch.empty(0, vocabulary)
 
     def spread(self, logits: torch.Tensor) -> torch.Tensor:
@@ -53,7 +53,7 @@ class FeatureRunner:
     def __init__(self, head: Any, target: TargetModel) -> None:
         config = head.config
         self._head, self._target = head.to(target.device), target
-        self._ids = TokenIds(head.target_ids, target.vocabulary)
+        self._ids = TokenIds(head.ids, target.vocabulary)
         self.hidden_layers: tuple[int, ...] = config.hidden_layers
         self.context_length: int = config.block.positions
         self.device = target.device

@@ -141,7 +141,9 @@ def starts(batch: Batch, depths: int) -> torch.Tensor:
     return torch.stack(counted)
 
 
-def chain_acceptance(batch: Batch, guesses: torch.Tensor, best: torch.Tensor) -> Acceptance:
+def chain_acceptance(
+    batch: Batch, guesses: torch.Tensor, best: torch.Tensor, at: torch.Tensor | None = None
+) -> Acceptance:
     """Judge a chain drafted at every start, each guess made under the text's own tokens before it.
 
     A guess is accepted if it is the target's most probable token.  Deeper ones are tested while the text went on with
@@ -151,9 +153,10 @@ def chain_acceptance(batch: Batch, guesses: torch.Tensor, best: torch.Tensor) ->
         batch: the texts.
         guesses: int64 [depths, B, T], target token ids.
         best: int64 [B, T], the target's most probable next token of every row.
+        at: bool [B, T], the starts where a chain was drafted; None is every start.
     """
     accepted, tested = [], []
-    alive = torch.ones_like(batch.mask)
+    alive = torch.ones_like(batch.mask) if at is None else at
     for depth, (guess, counted) in enumerate(zip(guesses, starts(batch, len(guesses)), strict=True)):
         right = guess == shifted(best, depth + 1)
         tested.append((alive & counted).sum())

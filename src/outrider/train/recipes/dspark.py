@@ -1,0 +1,122 @@
+"""DSpark: total variation and cross-entropy on blocks, and a confidence that learns what would be accepted.
+
+Source: DeepSeek-AI and Peking University 2026 (arXiv 2607.05147, §3.4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from outrider.drafters.base import check_options, option
+from outrider.heads.dspark import DSparkConfig, DSparkHead
+from outrider.train.batches import Batch
+from outrider.train.objectives.base import Objective, make_objective
+from outrider.train.recipes._blocks import choose_starts, corrected, draft_blocks
+from outrider.train.recipes._head_shape import block_shape
+from outrider.train.recipes.base import Acceptance, LossReport, best_tokens, chain_acceptance, register, starts
+from outrider.train.vocabulary import places
+from outrider.train.weights import exponential
+
+if TYPE_CHECKING:
+    from outrider.target.base import TargetModel
+    from outrider.train.teacher import Teacher
+
+
+@register
+@dataclass(frozen=True)
+class DSparkRecipe:
+    """Options of training a DSpark head."""
+
+    method: ClassVar[str] = "dspark"
+
+    slots: int = option(7, "Tokens of a block.", low=1, high=32)
+    blocks: int = option(2, "Decoder layers.", low=1, high=16)
+    anchors: int = option(24, "Blocks drafted per text and step.", low=1, high=512)
+    correction: str = option("markov", "Correction by the token before: independent, markov, gated or rnn.")
+    rank: int = option(128, "Rank of the correction.", low=1, high=4096)
+    scale: float = option(4.0, "Slots after which a slot's weight has fallen to 1/e.", low=0.1, high=1000.0)
+    inner: int = option(0, "Width of the feed-forward parts; 0 is about 2.7 times the target's.", low=0)
+    mask_id: int = option(0, "Token whose embedding stands in the slots to be drafted.", low=0)
+    objective: str = option("0.1*cross_entropy+1.8*tv", "Objective; the paper's is 0.1 CE + 0.9 L1, and L1 is 2 TV.")
+
+    def __post_init__(self) -> None:
+        """Refuse values out of bounds."""
+        check_options(self)
+        make_objective(self.objective)
+
+    @cached_property
+    def _objective(self) -> Objective:
+        return make_objective(self.objective)
+
+    def layers_read(self, target: TargetModel) -> tuple[int, ...]:
+        """See :class:`outrider.train.recipes.base.Recipe`: five, evenly from the second to the fourth from the end."""
+        first, last = min(1, target.layers - 1), max(0, target.layers - 4)
+        return tuple(sorted({first + round((last - first) * share / 4) for share in range(5)}))
+
+    def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> DSparkHead:
+        """See :class:`outrider.train.recipes.base.Recipe`."""
+        ids = torch.arange(target.vocabulary) if vocabulary is None else vocabulary
+        config = DSparkConfig(
+            block=block_shape(target, self.inner, head_norms=True),
+            hidden_layers=self.layers_read(target),
+            blocks=self.blocks,
+            slots=self.slots,
+            mask_id=self.mask_id,
+            vocabulary=len(ids),
+            target_vocabulary=target.vocabulary,
+            correction=self.correction,
+            rank=self.rank,
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            head = DSparkHead(config)
+            head.begin(ids, target.unembed_rows(ids))
+        return head
+
+    def loss(self, head: DSparkHead, batch: Batch, teacher: Teacher) -> LossReport:
+        """See :class:`outrider.train.recipes.base.Recipe`."""
+        drafted = draft_blocks(head, batch, teacher, *choose_starts(batch, self.anchors))
+        logits = corrected(head, drafted)
+        counted, shares = starts(batch, head.config.drafts), exponential(head.config.drafts, self.scale).tolist()
+        texts = torch.arange(len(drafted.rows), device=batch.tokens.device).unsqueeze(1)
+        parts, total, weight = {}, batch.final.new_zeros(()), 0.0
+        for slot, share in enumerate(shares):
+            x, known = places(head.ids, batch.following(slot + 2)[texts, drafted.rows])
+            kept = drafted.real & counted[slot][texts, drafted.rows] & known
+            if not (count := int(kept.sum())):
+                continue
+            where, rows = texts.expand_as(kept)[kept], drafted.rows[kept]
+            p = torch.softmax(teacher.logits(batch.final[where, rows + 1 + slot], head.ids), -1)
+            z = logits[:, :, slot][kept]
+            losses = self._objective(z, p, x[kept])
+            if head.config.confidence:
+                guess = head.confidence(drafted.previous[:, :, slot][kept], drafted.slots.hidden[:, :, slot][kept])
+                losses = losses + binary_cross_entropy_with_logits(guess, _accepted(z, p), reduction="none")
+            parts[f"loss_{slot + 1}"] = losses.detach().mean()
+            total = total + share * losses.sum()
+            weight += share * count
+        return LossReport(total / max(weight, 1e-9), weight, parts)
+
+    @torch.no_grad()
+    def acceptance(self, head: DSparkHead, batch: Batch, teacher: Teacher) -> Acceptance:
+        """See :class:`outrider.train.recipes.base.Recipe`; from as many starts per text as training uses."""
+        drafted = draft_blocks(head, batch, teacher, *choose_starts(batch, self.anchors))
+        best = corrected(head, drafted).argmax(-1)
+        guesses = torch.full((head.config.drafts, *batch.tokens.shape), -1, device=batch.tokens.device)
+        at = torch.zeros_like(batch.mask)
+        texts = torch.arange(len(drafted.rows), device=batch.tokens.device).unsqueeze(1).expand_as(drafted.rows)
+        where, rows = texts[drafted.real], drafted.rows[drafted.real]
+        at[where, rows] = True
+        guesses[:, where, rows] = (best if head.ids is None else head.ids[best])[drafted.real].T
+        return chain_acceptance(batch, guesses, best_tokens(batch, teacher), at)
+
+
+@torch.no_grad()
+def _accepted(z: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """The chance that a draft from softmax(z) is accepted by p: Σ min(p, q)."""
+    return torch.minimum(p, torch.softmax(z.float(), -1)).sum(-1)

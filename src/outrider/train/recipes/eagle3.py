@@ -1,0 +1,83 @@
+"""EAGLE-3: cross-entropy to the target over unrolled steps, no loss on features (Li et al. 2025, §3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from outrider.drafters.base import check_options, option
+from outrider.heads.eagle3 import Eagle3Config, Eagle3Head
+from outrider.train.batches import Batch
+from outrider.train.objectives.base import Objective, make_objective
+from outrider.train.recipes._head_shape import block_shape
+from outrider.train.recipes._unroll import unroll, unrolled_acceptance
+from outrider.train.recipes.base import Acceptance, LossReport, register, starts
+from outrider.train.vocabulary import places
+from outrider.train.weights import geometric
+
+if TYPE_CHECKING:
+    from outrider.target.base import TargetModel
+    from outrider.train.teacher import Teacher
+
+
+@register
+@dataclass(frozen=True)
+class Eagle3Recipe:
+    """Options of training an EAGLE-3 head."""
+
+    method: ClassVar[str] = "eagle3"
+
+    steps: int = option(5, "Unrolled drafting steps.", low=1, high=16)
+    decay: float = option(0.8, "Weight of each step's loss over that of the step before it.", low=0.0, high=1.0)
+    inner: int = option(0, "Width of the head's feed-forward part; 0 is about 2.7 times the target's.", low=0)
+    objective: str = option("kl", "Objective, or a sum such as 0.1*cross_entropy+1.8*tv.")
+
+    def __post_init__(self) -> None:
+        """Refuse values out of bounds."""
+        check_options(self)
+        make_objective(self.objective)
+
+    @cached_property
+    def _objective(self) -> Objective:
+        return make_objective(self.objective)
+
+    def layers_read(self, target: TargetModel) -> tuple[int, ...]:
+        """See :class:`outrider.train.recipes.base.Recipe`: a low, a middle and a high layer, as in the paper's code."""
+        depth = target.layers
+        return tuple(sorted({min(1, depth - 1), max(0, depth // 2 - 1), max(0, depth - 4)}))
+
+    def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> Eagle3Head:
+        """See :class:`outrider.train.recipes.base.Recipe`."""
+        ids = torch.arange(target.vocabulary) if vocabulary is None else vocabulary
+        config = Eagle3Config(block_shape(target, self.inner), self.layers_read(target), len(ids))
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            head = Eagle3Head(config)
+        with torch.no_grad():
+            head.ids.copy_(ids)
+            head.lm_head.weight.copy_(target.unembed_rows(ids))
+        return head
+
+    def loss(self, head: Eagle3Head, batch: Batch, teacher: Teacher) -> LossReport:
+        """See :class:`outrider.train.recipes.base.Recipe`."""
+        counted, shares = starts(batch, self.steps), geometric(self.steps, self.decay).tolist()
+        parts, total, weight = {}, batch.final.new_zeros(()), 0.0
+        for depth, answers in enumerate(unroll(head, batch, teacher, self.steps)):
+            texts, rows = counted[depth].nonzero(as_tuple=True)
+            x, known = places(head.ids, batch.following(depth + 2)[texts, rows])
+            texts, rows, x = texts[known], rows[known], x[known]
+            if not len(rows):
+                break
+            p = torch.softmax(teacher.logits(batch.final[texts, rows + 1 + depth], head.ids), -1)
+            losses = self._objective(head.logits(answers[texts, rows], teacher.logits), p, x)
+            parts[f"loss_{depth + 1}"] = losses.detach().mean()
+            total = total + shares[depth] * losses.sum()
+            weight += shares[depth] * len(rows)
+        return LossReport(total / max(weight, 1e-9), weight, parts)
+
+    def acceptance(self, head: Eagle3Head, batch: Batch, teacher: Teacher) -> Acceptance:
+        """See :class:`outrider.train.recipes.base.Recipe`."""
+        return unrolled_acceptance(head, batch, teacher, self.steps)
