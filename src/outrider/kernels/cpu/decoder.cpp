@@ -8,100 +8,14 @@
 
 #include "kernels.h"
 #include "pack.h"
-#include "thread_pool.h"
+#include "product.h"
 
 namespace outrider {
 namespace {
 
-constexpr int kPanelsAtOnce = 2;   // of a layer, per piece of work at least
 constexpr int kRowsAtOnce = 1;
-constexpr int kInputsAtOnce = 16 * kGroup;
-constexpr std::size_t kMostSums = std::size_t{kTilesAtOnce} * kMostTile * kPanel;
+constexpr int kGatePanelsAtOnce = 1;
 constexpr int kLogitsAtOnce = 8192;
-
-ThreadPool& pool() { return ThreadPool::instance(); }
-
-// Memory that starts on a cache line and is kept between passes.
-class Memory {
- public:
-  template <class T>
-  T* take(std::size_t count) {
-    const std::size_t bytes = count * sizeof(T) + 64;
-    if (bytes > size_) {
-      storage_.reset(static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
-      size_ = bytes;
-    }
-    return reinterpret_cast<T*>(storage_.get());
-  }
-
- private:
-  struct Free {
-    void operator()(std::byte* p) const { std::free(p); }
-  };
-  std::unique_ptr<std::byte, Free> storage_;
-  std::size_t size_ = 0;
-};
-
-float* scratch(std::size_t count, int which) {
-  static thread_local Memory memory[3];  // three pieces a thread may hold at once
-  return memory[which].take<float>(count);
-}
-
-// Rows in the form the linear kernels read, in memory that is kept.
-class RowStore {
- public:
-  Activations& shape(int inputs, int rows, std::initializer_list<const Packed*> readers) {
-    bool quantized = false, plain = false;
-    const std::size_t numbers = std::size_t(inputs) * rows;
-    view_ = {};
-    view_.inputs = inputs;
-    for (const Packed* reader : readers) {
-      const KindFacts& fact = facts(reader->kind);
-      (fact.quantized ? quantized : plain) = true;
-      if (fact.zero_number >= 0) view_.starts[fact.zero_number] = starts_[fact.zero_number].take<std::int32_t>(numbers / 16);
-    }
-    if (quantized) {
-      view_.quads = quads_.take<std::int32_t>(numbers / kQuad);
-      view_.scales = scales_.take<float>(numbers / kGroup);
-      view_.scaled_sums = scaled_sums_.take<float>(numbers / kGroup);
-    }
-    if (plain) view_.values = values_.take<float>(numbers);
-    return view_;
-  }
-
- private:
-  Activations view_;
-  Memory quads_, scales_, scaled_sums_, values_, starts_[kZeroPoints];
-};
-
-// One layer's product and where it goes.
-struct Product {
-  const Packed& weights;
-  const float* bias;
-  float* to;
-  std::size_t stride;
-  bool add;
-};
-
-// Several products of the same rows, as one list of panels.
-void multiply(const Activations& rows, const Tiles& tiles, std::initializer_list<Product> products) {
-  int panels = 0;
-  for (const Product& product : products) panels += product.weights.panels();
-  pool().run(panels * TileRange::count(tiles), kPanelsAtOnce, [&](int first, int last) {
-    const Kernels& run = kernels();
-    float* sums = scratch(kMostSums, 0);
-    for (int item = first; item < last; ++item) {
-      const TileRange range(tiles, item / panels);
-      int panel = item % panels;
-      const Product* product = products.begin();
-      while (panel >= product->weights.panels()) panel -= (product++)->weights.panels();
-      run.linear(product->weights, panel, rows, tiles, range, sums);
-      const int columns = std::min(kPanel, product->weights.outputs - panel * kPanel);
-      (product->add ? run.finish_add : run.finish_store)(sums, product->bias, product->to + range.row * product->stride,
-                                                         product->stride, panel, columns, range.rows);
-    }
-  });
-}
 
 // RMSNorm of one row, or of a head.
 void normalize(const float* x, const float* weight, int width, float epsilon, float* out) {
@@ -271,27 +185,6 @@ void Decoder::embed(const std::int64_t* tokens, int rows, float* to) const {
 
 namespace {
 
-// Rows in the form the next layer reads, normalised first if there is a weight for it.  A piece of work is some inputs of
-// all rows of a tile: those lie side by side, so that no two threads write to the same cache line.
-void prepare_rows(const float* x, const float* norm, int width, float epsilon, const Tiles& tiles, const Activations& to) {
-  const int pieces = (width + kInputsAtOnce - 1) / kInputsAtOnce;
-  pool().run(tiles.count * pieces, 1, [&](int first, int last) {
-    float* normal = scratch(kInputsAtOnce, 1);
-    for (int item = first; item < last; ++item) {
-      const int tile = item / pieces, input = item % pieces * kInputsAtOnce, count = std::min(kInputsAtOnce, width - input);
-      for (int at = 0; at < tiles.size(tile); ++at) {
-        const float* row = x + std::size_t(tiles.first(tile) + at) * width;
-        const float* from = row + input;
-        if (norm) {
-          kernels().apply_norm(from, norm + input, kernels().norm_factor(row, width, epsilon), count, normal);
-          from = normal;
-        }
-        kernels().prepare(from, input, count, Place(tiles.first(tile), tiles.size(tile), at), to);
-      }
-    }
-  });
-}
-
 void add_normalized(const float* added, const float* weight, int width, float epsilon, int rows, float* x) {
   pool().run(rows, kRowsAtOnce, [&](int first, int last) {
     float* normal = scratch(width, 1);
@@ -397,7 +290,7 @@ void Decoder::mlp(const LayerWeights& layer, Buffers& b) const {
   prepare_rows(b.x, layer.mlp_norm, shape_.width, shape_.norm_epsilon, tiles, normal);
   Activations& inner = b.inner_store.shape(shape_.inner, b.rows, {&layer.down});
   const int panels = layer.gate.panels();
-  pool().run(panels * TileRange::count(tiles), kPanelsAtOnce / 2, [&](int first, int last) {
+  pool().run(panels * TileRange::count(tiles), kGatePanelsAtOnce, [&](int first, int last) {
     const Kernels& run = kernels();
     float* gate = scratch(kMostSums, 0);
     float* up = scratch(kMostSums, 1);

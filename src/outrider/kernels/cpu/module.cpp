@@ -18,7 +18,7 @@
 #include "decoder.h"
 #include "kernels.h"
 #include "pack.h"
-#include "thread_pool.h"
+#include "product.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -79,7 +79,7 @@ void pack_matrix(const std::string& kind, int inputs, int outputs, Vector<std::u
   check(to.size() == packed_bytes(kind, inputs, outputs), "the packed bytes have another length than their shape asks for");
   check_order(order, outputs, rows_of(found, inputs, source.size()));
   const nb::gil_scoped_release release;
-  const std::scoped_lock turn(ThreadPool::instance().turn());
+  const std::scoped_lock turn(pool().turn());
   pack(found, inputs, outputs, source.data(), order ? order->data() : nullptr, to.data());
 }
 
@@ -91,57 +91,25 @@ void requantize_matrix(const std::string& from, const std::string& to_kind, int 
   check(rows_of(wanted, inputs, to.size()) == std::size_t(outputs), "the result has another length than its shape asks for");
   check_order(order, outputs, source_rows);
   const nb::gil_scoped_release release;
-  const std::scoped_lock turn(ThreadPool::instance().turn());
+  const std::scoped_lock turn(pool().turn());
   requantize(found, wanted, inputs, outputs, source.data(), order ? order->data() : nullptr, to.data());
 }
 
-// Rows in the kernels' form, in memory of their own: tests and benchmarks only.
-struct OwnedRows {
-  Activations view;
-  std::vector<std::int32_t> quads, starts;
-  std::vector<float> scales, scaled_sums, values;
-  Tiles tiles;
-
-  OwnedRows(const float* from, int rows, int inputs, const KindFacts& reader) : tiles(rows) {
-    view.inputs = inputs;
-    const std::size_t numbers = std::size_t(rows) * inputs;
-    if (reader.quantized) {
-      quads.resize(numbers / kQuad), starts.resize(numbers / 16);
-      scales.resize(numbers / kGroup), scaled_sums.resize(numbers / kGroup);
-      view.quads = quads.data(), view.scales = scales.data();
-      if (reader.zero_number >= 0) view.starts[reader.zero_number] = starts.data();
-      view.scaled_sums = scaled_sums.data();
-    } else {
-      values.resize(numbers);
-      view.values = values.data();
-    }
-    for (int r = 0; r < rows; ++r) kernels().prepare(from + std::size_t(r) * inputs, 0, inputs, Place(tiles, r), view);
-  }
-};
-
-void linear_into(const Packed& weights, const OwnedRows& rows, float* to) {
-  const int panels = weights.panels();
-  ThreadPool::instance().run(panels * TileRange::count(rows.tiles), 4, [&](int first, int last) {
-    std::vector<float> sums(std::size_t(kTilesAtOnce) * kMostTile * kPanel + 16);
-    float* aligned = reinterpret_cast<float*>((reinterpret_cast<std::uintptr_t>(sums.data()) + 63) & ~std::uintptr_t{63});
-    for (int item = first; item < last; ++item) {
-      const TileRange range(rows.tiles, item / panels);
-      const int panel = item % panels;
-      kernels().linear(weights, panel, rows.view, rows.tiles, range, aligned);
-      kernels().finish_store(aligned, nullptr, to + std::size_t(range.row) * weights.outputs, std::size_t(weights.outputs),
-                             panel, std::min(kPanel, weights.outputs - panel * kPanel), range.rows);
-    }
-  });
-}
-
-void linear(const Packed& weights, Array<const float, 2> rows, Array<float, 2> to) {
+// Rows times a matrix, in workspace that is kept; a bias is added if there is one.
+void linear(const Packed& weights, Array<const float, 2> rows, Array<float, 2> to, std::optional<Vector<float>> bias) {
   check(int(rows.shape(1)) == weights.inputs, "the rows have another width than the matrix");
   check(to.shape(0) == rows.shape(0) && int(to.shape(1)) == weights.outputs, "the output has another shape than the product");
+  check(!bias || int(bias->size()) == weights.outputs, "the bias has another length than the matrix has outputs");
+  const int count = int(rows.shape(0));
+  if (!count) return;
   const nb::gil_scoped_release release;
-  const std::scoped_lock turn(ThreadPool::instance().turn());
+  const std::scoped_lock turn(pool().turn());
   const FloatingPointState state;
-  const OwnedRows made(rows.data(), int(rows.shape(0)), weights.inputs, facts(weights.kind));
-  linear_into(weights, made, to.data());
+  static RowStore store;  // calls take turns
+  const Tiles tiles(count);
+  const Activations& ready = store.shape(weights.inputs, count, {&weights});
+  prepare_rows(rows.data(), nullptr, weights.inputs, 0.0f, tiles, ready);
+  multiply(ready, tiles, {{weights, bias ? bias->data() : nullptr, to.data(), std::size_t(weights.outputs), false}});
 }
 
 double seconds_since(std::chrono::steady_clock::time_point begun) {
@@ -154,14 +122,17 @@ std::vector<double> time_linear(const std::vector<Packed>& matrices, Array<const
   check(!matrices.empty() && repeat > 0, "there is nothing to time");
   for (const Packed& each : matrices) check(int(rows.shape(1)) == each.inputs, "the rows have another width than a matrix");
   const nb::gil_scoped_release release;
-  const std::scoped_lock turn(ThreadPool::instance().turn());
-  const OwnedRows made(rows.data(), int(rows.shape(0)), matrices[0].inputs, facts(matrices[0].kind));
+  const std::scoped_lock turn(pool().turn());
+  const Tiles tiles(int(rows.shape(0)));
+  RowStore store;
+  const Activations& ready = store.shape(matrices[0].inputs, tiles.rows, {&matrices[0]});
+  prepare_rows(rows.data(), nullptr, matrices[0].inputs, 0.0f, tiles, ready);
   std::vector<float> to(rows.shape(0) * std::size_t(matrices[0].outputs));
   std::vector<double> seconds;
   for (int i = 0; i < repeat; ++i) {
     for (const Packed& each : matrices) {
       const auto begun = std::chrono::steady_clock::now();
-      linear_into(each, made, to.data());
+      multiply(ready, tiles, {{each, nullptr, to.data(), std::size_t(each.outputs), false}});
       seconds.push_back(seconds_since(begun));
     }
   }
@@ -172,10 +143,10 @@ std::vector<double> time_linear(const std::vector<Packed>& matrices, Array<const
 double time_read(Vector<std::uint8_t> data) {
   constexpr std::size_t piece = 1 << 16;
   const nb::gil_scoped_release release;
-  const std::scoped_lock turn(ThreadPool::instance().turn());
+  const std::scoped_lock turn(pool().turn());
   std::atomic<std::int32_t> seen{0};
   const auto begun = std::chrono::steady_clock::now();
-  ThreadPool::instance().run(int(data.size() / piece), 4, [&](int first, int last) {
+  pool().run(int(data.size() / piece), 4, [&](int first, int last) {
     seen.fetch_add(kernels().read(data.data() + first * piece, (last - first) * piece), std::memory_order_relaxed);
   });
   return seconds_since(begun);
@@ -377,8 +348,8 @@ void best_scores(Array<const float, 2> logits, int vocabulary, float temperature
   std::atomic<bool> good{true};
   {
     const nb::gil_scoped_release release;
-    const std::scoped_lock turn(ThreadPool::instance().turn());
-    ThreadPool::instance().run(rows, 1, [&](int first, int last) {
+    const std::scoped_lock turn(pool().turn());
+    pool().run(rows, 1, [&](int first, int last) {
       const FloatingPointState state;
       const RowScratch scratch = scratch_for(vocabulary);
       Scored found[kMostWidth];
@@ -470,7 +441,7 @@ NB_MODULE(_cpu, m) {
     const FloatingPointState state;
     kernels().soft_cap(numbers.data(), int(numbers.size()), cap);
   }, "numbers"_a, "cap"_a);
-  m.def("linear", &linear, "weights"_a, "rows"_a, "to"_a);
+  m.def("linear", &linear, "weights"_a, "rows"_a, "to"_a, "bias"_a = nb::none());
   m.def("time_linear", &time_linear, "matrices"_a, "rows"_a, "repeat"_a);
   m.def("time_read", &time_read, "data"_a);
   m.def("best_scores", &best_scores, "logits"_a, "vocabulary"_a, "temperature"_a, "top_k"_a, "top_p"_a, "log_min_p"_a,
@@ -487,7 +458,7 @@ NB_MODULE(_cpu, m) {
   m.def("set_threads", [](int threads) {
     check(threads >= 1 && threads <= 1024, "there must be between 1 and 1024 threads");
     const nb::gil_scoped_release release;
-    ThreadPool::instance().resize(threads);
+    pool().resize(threads);
   }, "threads"_a);
-  m.def("threads", [] { return ThreadPool::instance().threads(); });
+  m.def("threads", [] { return pool().threads(); });
 }

@@ -1,0 +1,201 @@
+"""Linear layers of a small torch module on the CPU kernels: weights in eight or four bits, activations in eight.
+
+Packed weights are for inference: nothing flows back through them.  On disk they take the blocks of a GGUF file, which
+any installation can read; only multiplying with them needs the kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from outrider.errors import ConfigError
+from outrider.kernels.native import cpu, missing
+from outrider.target.dequantize import TENSOR_KINDS, Job, dequantize
+from outrider.target.native_weights import StoredMatrix, pack_all, quantized
+
+_KINDS: Final = {kind.name: kind for kind in TENSOR_KINDS.values()}
+_PACKED: Final = ("Q8_0", "Q4_0")
+_GROUP: Final = 32
+"""Inputs that share a scale."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """In which kinds a module's matrices are kept; None leaves them in torch.
+
+    Raises:
+        ConfigError: a kind that weights cannot be packed in.
+    """
+
+    body: str | None = "Q8_0"
+    head: str | None = "Q4_0"
+    """Of the matrix that makes logits: by far the largest."""
+    head_name: str = "lm_head"
+    """What that matrix is called, wherever in the module it is."""
+
+    def __post_init__(self) -> None:
+        for kind in (self.body, self.head):
+            if kind is not None:
+                _check_kind(kind)
+
+    def kind(self, name: str) -> str | None:
+        """The kind of the matrix of a name."""
+        return self.head if name.rpartition(".")[2] == self.head_name else self.body
+
+
+class PackedLinear(nn.Module):
+    """A linear layer on the CPU kernels: rows in, fp32 rows out, of any leading dimensions.
+
+    A row's result is the same bits whatever else is in the call.  Every call answers in memory of its own, because
+    callers keep results from one step to the next; what the kernels need on their way is kept.
+
+    Args:
+        matrix: the kernels' matrix.
+        bias: fp32 [outputs], or None.
+    """
+
+    def __init__(self, matrix: Any, bias: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.in_features, self.out_features = int(matrix.inputs), int(matrix.outputs)
+        self._matrix = matrix
+        self._bias = None if bias is None else bias.detach().float().contiguous().numpy()
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Multiply rows [..., inputs] into [..., outputs].
+
+        Raises:
+            ValueError: the rows have another width.
+        """
+        flat = rows if rows.ndim == 2 else rows.reshape(-1, rows.shape[-1])
+        # A fresh array costs less than half a microsecond more than a kept one: the allocator gives back the last one.
+        made = np.empty((len(flat), self.out_features), dtype=np.float32)
+        cpu.linear(self._matrix, flat.float().contiguous().numpy(), made, self._bias)
+        result = torch.from_numpy(made)
+        return result if rows.ndim == 2 else result.view(*rows.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        """What torch prints of it."""
+        bias = self._bias is not None
+        return f"{self.in_features}, {self.out_features}, bias={bias}, kind={self._matrix.kind}"
+
+
+def pack(module: nn.Module, packing: Packing | None = None) -> nn.Module:
+    """Put the linear layers of a module on the CPU kernels, in place.
+
+    Left in torch are those whose inputs are no multiple of 32, those on another device, and all of them where there are
+    no kernels.
+
+    Args:
+        module: may be a linear layer itself.
+        packing: what becomes of each.
+
+    Returns:
+        The module; what takes its place if it is a linear layer.
+    """
+    wanted = packing or Packing()
+    linears = {name: part for name, part in module.named_modules() if type(part) is nn.Linear}
+    kinds = {name: kind for name, part in linears.items() if (kind := wanted.kind(name)) and _fits(part)}
+    matrices, _ = pack_all({name: quantized(_plain(linears[name].weight), kind) for name, kind in kinds.items()})
+    made: dict[nn.Module, nn.Module] = {
+        linears[name]: PackedLinear(matrix, linears[name].bias) for name, matrix in matrices.items()
+    }
+    for part in list(module.modules()):
+        for name, child in part.named_children():
+            if child in made:
+                setattr(part, name, made[child])
+    return made.get(module, module)
+
+
+def to_stored(weight: torch.Tensor, kind: str) -> torch.Tensor:
+    """A matrix in the blocks of a GGUF file.
+
+    Args:
+        weight: [outputs, inputs].
+        kind: ``Q8_0`` or ``Q4_0``.
+
+    Returns:
+        uint8 [outputs, bytes of a row].
+
+    Raises:
+        ConfigError: there is no such kind, the inputs are no multiple of 32, or there are no kernels.
+    """
+    _check_kind(kind)
+    outputs, inputs = weight.shape
+    if inputs % _GROUP:
+        raise ConfigError(f"a matrix of {inputs} inputs cannot be stored as {kind}, which needs a multiple of {_GROUP}")
+    if cpu is None:
+        raise ConfigError(f"a matrix cannot be stored as {kind}: {missing}")
+    raw: np.ndarray[Any, Any] = quantized(_plain(weight), kind).raw()
+    return torch.from_numpy(raw).view(outputs, -1)
+
+
+def from_stored(raw: torch.Tensor, kind: str, inputs: int, outputs: int) -> torch.Tensor:
+    """The numbers of a stored matrix, fp32 [outputs, inputs].
+
+    Args:
+        raw: uint8, from :func:`to_stored`.
+        kind: how it was stored.
+        inputs: columns.
+        outputs: rows.
+
+    Raises:
+        ConfigError: there is no such kind, or the bytes are more or fewer than the shape asks for.
+    """
+    _check_stored(raw, kind, inputs, outputs)
+    numbers = torch.empty(outputs, inputs)
+    dequantize([Job(raw.contiguous(), _KINDS[kind], numbers)])
+    return numbers
+
+
+def stored_linear(
+    raw: torch.Tensor, kind: str, inputs: int, outputs: int, bias: torch.Tensor | None = None
+) -> nn.Module:
+    """A linear layer of a stored matrix: packed as it is, or in torch where there are no kernels.
+
+    Args:
+        raw: uint8, from :func:`to_stored`.
+        kind: how it was stored.
+        inputs: columns.
+        outputs: rows.
+        bias: fp32 [outputs], or None.
+
+    Raises:
+        ConfigError: there is no such kind, or the bytes are more or fewer than the shape asks for.
+    """
+    _check_stored(raw, kind, inputs, outputs)
+    if cpu is not None:
+        stored = StoredMatrix(kind, inputs, outputs, lambda: raw.contiguous().flatten().numpy())
+        return PackedLinear(pack_all({"": stored})[0][""], bias)
+    linear = nn.Linear(inputs, outputs, bias=bias is not None).requires_grad_(False)
+    linear.weight.copy_(from_stored(raw, kind, inputs, outputs))
+    if bias is not None:
+        linear.bias.copy_(bias)
+    return linear
+
+
+def _fits(linear: nn.Linear) -> bool:
+    return cpu is not None and linear.in_features % _GROUP == 0 and linear.weight.device.type == "cpu"
+
+
+def _plain(weight: torch.Tensor) -> StoredMatrix:
+    outputs, inputs = weight.shape
+    return StoredMatrix(
+        "F32", inputs, outputs, lambda: weight.detach().float().contiguous().view(torch.uint8).flatten().numpy()
+    )
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in _PACKED:
+        raise ConfigError(f"weights cannot be packed as {kind!r}; there are: {', '.join(_PACKED)}")
+
+
+def _check_stored(raw: torch.Tensor, kind: str, inputs: int, outputs: int) -> None:
+    _check_kind(kind)
+    due = outputs * inputs // _GROUP * _KINDS[kind].block_bytes
+    if inputs % _GROUP or raw.numel() != due:
+        raise ConfigError(f"{raw.numel()} bytes are no {kind} matrix of {outputs} × {inputs}, which takes {due}")
