@@ -1,0 +1,1 @@
+"""Makes trained drafters: data, capture of features, objectives, recipes and the loop."""
