@@ -82,7 +82,7 @@ class FeatureBuffer:
         folder: made where it is missing.
         layers: which hidden rows; the highest are those after the final norm.
         width: of a row.
-        limit_bytes: most bytes the shards may take together.
+        limit_bytes: most bytes that rows may take.
         target: name of the model they are of.
         shard_bytes: size of one file.
 
@@ -122,8 +122,9 @@ class FeatureBuffer:
 
     @property
     def bytes(self) -> int:
-        """Bytes that are taken, those still in memory included."""
-        return sum(shard.size for shard in self._shards) + self._pending_bytes
+        """Bytes of all rows, those still in memory included; a shard's header, some hundred bytes, is not counted."""
+        written = sum(text.length for shard in self._shards for text in shard.texts)
+        return written * self.row_bytes + self._pending_bytes
 
     def has_room(self, example: Example) -> bool:
         """Whether a text still fits."""

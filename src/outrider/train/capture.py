@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +12,7 @@ import torch
 
 from outrider.errors import ConfigError
 from outrider.kv.pool import PagedCache
+from outrider.train.bars import bar
 from outrider.train.buffer import FeatureBuffer
 from outrider.train.example import Example
 from outrider.tree import SequenceRows, TreeBatch
@@ -55,7 +56,7 @@ def capture(
     layers: Sequence[int],
     buffer: FeatureBuffer,
     *,
-    on_progress: Callable[[int], None] | None = None,
+    progress: bool = False,
 ) -> CaptureReport:
     """Capture the texts that a buffer does not hold yet, as far as it has room.
 
@@ -64,7 +65,7 @@ def capture(
         examples: the texts.
         layers: which hidden rows, beside those after the final norm.
         buffer: where they go; shards of it that are found damaged are captured again.
-        on_progress: told how many rows there are, after every text.
+        progress: show a progress bar with rows per second.
 
     Raises:
         ConfigError: the buffer is of other layers, a text is longer than the context, or the disk is full.
@@ -79,11 +80,12 @@ def capture(
     begun, texts, rows = time.perf_counter(), 0, 0
     known = buffer.keys
     missing = [example for key, example in {e.key: e for e in examples}.items() if key not in known]
-    for example, features in capture_each(target, _fitting(missing, buffer), wanted):
-        buffer.append(example, features)
-        texts, rows = texts + 1, rows + len(example.tokens)
-        if on_progress is not None:
-            on_progress(rows)
+    fitting = _fitting(missing, buffer)
+    with bar("hidden rows", sum(len(example.tokens) for example in fitting), shown=progress) as tick:
+        for example, features in capture_each(target, fitting, wanted):
+            buffer.append(example, features)
+            texts, rows = texts + 1, rows + len(example.tokens)
+            tick(rows, f"{rows / (time.perf_counter() - begun):.0f} rows/s")
     buffer.flush()
     return CaptureReport(texts, rows, len(missing) - texts, time.perf_counter() - begun)
 

@@ -7,6 +7,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,7 @@ from outrider.errors import ConfigError
 from outrider.sampling.params import SamplingParams
 from outrider.stopping import FinishReason
 from outrider.train.abreast import Job, complete
+from outrider.train.bars import bar
 from outrider.train.example import Example
 from outrider.train.prompts import Prompt
 
@@ -75,8 +77,16 @@ class AnswerReport:
     """Prompts too long to be answered."""
     seconds: float = 0.0
 
-    def add(self, example: Example, *, ended: bool) -> None:
-        """Count an answer."""
+    @property
+    def speed(self) -> float:
+        """Answer tokens per second."""
+        return self.tokens / max(self.seconds, 1e-9)
+
+    def add(self, example: Example | None, *, ended: bool) -> None:
+        """Count an answer, or None for a prompt that was left out."""
+        if example is None:
+            self.left_out += 1
+            return
         self.answers += 1
         self.tokens += len(example.tokens) - example.answer_start
         self.prompt_tokens += example.answer_start
@@ -85,7 +95,7 @@ class AnswerReport:
     def __str__(self) -> str:
         each = max(1, self.answers)
         return (
-            f"{self.answers} answers · {self.tokens} tokens · {self.tokens / max(self.seconds, 1e-9):.0f} tokens/s · "
+            f"{self.answers} answers · {self.tokens} tokens · {self.speed:.0f} tokens/s · "
             f"{self.tokens / each:.0f} tokens each · {100 * self.ended / each:.0f} % ended by themselves"
         )
 
@@ -145,12 +155,12 @@ class AnswerFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             _cut_torn_line(path)
             lines = list(_lines(path))
+            _check_facts(path, lines[0] if lines else facts, facts)
             self._file = path.open("ab")
             if not lines:
                 self._write(facts)
         except OSError as error:
             raise ConfigError(_NO_ROOM.format(path=path, error=error)) from error
-        _check_facts(path, lines[0] if lines else facts, facts)
         self.keys = {line["key"] for line in lines[1:]}
         """Prompts that are answered."""
 
@@ -182,6 +192,7 @@ def regenerate(
     config: AnswerConfig | None = None,
     *,
     target: str = "",
+    progress: bool = False,
     on_progress: Callable[[AnswerReport], None] | None = None,
 ) -> AnswerReport:
     """Answer the prompts that a file has no answers for yet.
@@ -192,6 +203,7 @@ def regenerate(
         path: the file of answers, which may have been begun before.
         config: how; None takes the defaults.
         target: the target's name, for the file's first line.
+        progress: show a progress bar with tokens per second.
         on_progress: told the counts after every answer.
 
     Returns:
@@ -206,18 +218,14 @@ def regenerate(
     facts.pop("abreast")  # changes the speed alone
     file, report, begun = AnswerFile(path, facts), AnswerReport(), time.perf_counter()
     missing = [prompt for prompt in prompts if prompt.key not in file.keys]
-    try:
+    with closing(file), bar("answers", len(missing), shown=progress) as tick:
         for prompt, example, ended in answers(llm, missing, chosen):
             file.append(prompt, example, ended=ended)
+            report.add(example, ended=ended)
             report.seconds = time.perf_counter() - begun
-            if example is None:
-                report.left_out += 1
-            else:
-                report.add(example, ended=ended)
+            tick(report.answers + report.left_out, f"{report.speed:.0f} tokens/s")
             if on_progress is not None:
                 on_progress(report)
-    finally:
-        file.close()
     return report
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -18,6 +18,7 @@ from outrider.errors import ConfigError, ModelError, RequestError
 from outrider.sampling.params import SamplingParams
 from outrider.stopping import FinishReason
 from outrider.train.abreast import Job, complete
+from outrider.train.bars import bar
 from outrider.train.overlap import HeldOut, evaluation_prompts, words
 from outrider.train.prompts import Prompt
 from outrider.train.tasks import Kind, Tasks, tasks
@@ -94,7 +95,7 @@ def synthesise(
     config: SynthesisConfig | None = None,
     *,
     held_out: HeldOut | None = None,
-    on_progress: Callable[[int], None] | None = None,
+    progress: bool = False,
 ) -> tuple[list[Prompt], Counter[str]]:
     """Make prompts.
 
@@ -103,7 +104,7 @@ def synthesise(
         count: how many prompts.
         config: which; None takes the defaults.
         held_out: evaluation prompts; None takes those that come with Outrider.
-        on_progress: told how many prompts there are, each time there is another.
+        progress: show a progress bar.
 
     Returns:
         The prompts in an order that mixes all kinds, and how many were dropped, by reason.
@@ -117,13 +118,13 @@ def synthesise(
     sieve = Sieve(chosen, held_out or evaluation_prompts())
     wanted = _shares(count, chosen)
     found: list[str] = []
-    for kind, (filled, sampled) in wanted.items():
-        found += _taken(_fillings(tasks(), kind, dice), filled, sieve, kind, near=False)
-        with closing(_samples(llm, kind, dice, sieve)) as source:
-            for text in _taken(source, sampled, sieve, kind, near=True):
-                found.append(text)
-                if on_progress is not None:
-                    on_progress(len(found))
+    with bar("prompts", count, shown=progress) as tick:
+        for kind, (filled, sampled) in wanted.items():
+            found += _taken(_fillings(tasks(), kind, dice), filled, sieve, kind, near=False)
+            with closing(_samples(llm, kind, dice, sieve)) as source:
+                for text in _taken(source, sampled, sieve, kind, near=True):
+                    found.append(text)
+                    tick(len(found), f"{sieve.dropped.total()} dropped")
     dice.shuffle(found)
     return [Prompt.asked(text) for text in found], sieve.dropped
 
