@@ -26,7 +26,7 @@ from outrider.train.capture import capture, capture_each, captured_layers
 from outrider.train.example import Example
 from outrider.train.prompts import Prompt
 from outrider.train.regenerate import AnswerConfig
-from outrider.train.sources import OnlineSource, RollingSource
+from outrider.train.sources import OnlineSource, Pieces, RollingSource
 
 BACKENDS = [
     pytest.param(tiny_model, id="hf"),
@@ -229,6 +229,22 @@ def test_rows_out_of_range_are_bounded_and_rows_that_are_no_numbers_refused(tmp_
     rows[1, 3] = float("nan")
     with pytest.raises(NumericsError, match="layer 2 are not numbers"):
         store.append(texts(2, seed=1)[0], {0: torch.zeros(2, WIDTH), 2: rows})
+
+
+def test_pieces_hold_every_text_once_and_are_the_same_however_the_texts_were_captured(tmp_path: Path) -> None:
+    examples = texts(*range(3, 30))
+    once, twice = buffer(tmp_path / "once"), buffer(tmp_path / "twice", shard_bytes=9000)
+    assert len(Pieces(once)) == 0
+    capture(tiny_model(), examples, [0], once)
+    capture(tiny_model(), examples[14:], [0], twice)
+    capture(tiny_model(), examples, [0], twice)
+    pieces, others = Pieces(once, 8000), Pieces(twice, 8000)
+    assert len(pieces) == len(others) > 3
+    for number in range(len(pieces)):
+        found = pieces.read(number)
+        assert 0 < sum(len(text.tokens) for text in found) * once.row_bytes <= 8000
+        assert [text.tokens.tolist() for text in found] == [text.tokens.tolist() for text in others.read(number)]
+    assert sum(len(pieces.read(number)) for number in range(len(pieces))) == 27
 
 
 def test_a_rolling_source_gives_every_text_though_few_fit(tmp_path: Path) -> None:

@@ -229,6 +229,17 @@ def test_as_many_prompts_are_made_as_were_asked_for_and_a_seed_makes_the_same_ag
     assert llm.engine.idle
 
 
+def test_a_target_whose_turns_never_end_is_named(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthesise_module, "SamplingParams", partial(SamplingParams, allowed_token_ids=(101,)))
+    config = SynthesisConfig(max_tokens=8, sampled_share=1.0)
+    with pytest.raises(
+        ModelError, match=r"of 200 user's turns that .* sampled only 0 are prompts"
+    ):
+        synthesise(llm, 4, config, held_out=SECRET)
+    llm.engine.end_cancelled()
+    assert llm.engine.idle
+
+
 def test_asking_for_more_prompts_than_there_are_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tasks().lists, "topic", ["tea"])
     monkeypatch.setattr("outrider.train.tasks.Tasks.question", lambda self, kind, dice: "What is tea made of?")

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from outrider.errors import ConfigError
-from outrider.train.buffer import Captured, FeatureBuffer
+from outrider.train.buffer import SHARD_BYTES, Captured, FeatureBuffer
 from outrider.train.capture import capture, capture_each, captured_layers
 from outrider.train.example import Example
 from outrider.train.prompts import Prompt
@@ -18,6 +18,35 @@ from outrider.train.regenerate import AnswerConfig, answers
 if TYPE_CHECKING:
     from outrider.llm import LLM
     from outrider.target.base import TargetModel
+
+
+class Pieces:
+    """A buffer's texts in pieces that fit into memory, in the order of their keys: damage and repair move none.
+
+    Args:
+        buffer: which does not change meanwhile.
+        piece_bytes: size of a piece.
+    """
+
+    def __init__(self, buffer: FeatureBuffer, piece_bytes: int = SHARD_BYTES) -> None:
+        self._buffer = buffer
+        self._starts = [0]
+        held = 0
+        for index, length in enumerate(buffer.lengths):
+            size = length * buffer.row_bytes
+            if held and held + size > piece_bytes:
+                self._starts.append(index)
+                held = 0
+            held += size
+        self._starts.append(len(buffer))
+
+    def __len__(self) -> int:
+        """Pieces there are; none of an empty buffer."""
+        return len(self._starts) - 1 if self._starts[-1] else 0
+
+    def read(self, piece: int) -> list[Captured]:
+        """The texts of one piece."""
+        return [self._buffer[index] for index in range(self._starts[piece], self._starts[piece + 1])]
 
 
 @dataclass(frozen=True)

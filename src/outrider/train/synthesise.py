@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from outrider.target.tokenizer import Tokenizer
 
 _MARK: Final = "☃ user's turn ☃"
+_PATIENCE: Final = 200
+"""So many sampled turns have to hold one prompt at least."""
 _NEAR: Final = 4
 """Words of the runs by which near duplicates are told."""
 
@@ -176,11 +178,18 @@ def _samples(llm: LLM, kind: Kind, dice: random.Random, sieve: Sieve) -> Generat
             )
             yield None, Job(turn.opening(tasks().system(kind, dice)), params)
 
-    for _, choice in complete(llm, jobs(), config.abreast):
+    fit = 0
+    for tried, (_, choice) in enumerate(complete(llm, jobs(), config.abreast)):
         if isinstance(choice, RequestError):
             raise choice
+        if tried >= _PATIENCE and fit < tried / _PATIENCE:
+            raise ModelError(
+                f"of {tried} user's turns that {llm.tokenizer.name} sampled only {fit} are prompts "
+                f"({dict(sieve.dropped)}); give prompts in a file, or set sampled_share to 0"
+            )
         reason = _unfit(choice.text.strip(), choice.finish_reason, config)
         if reason is None:
+            fit += 1
             yield choice.text.strip()
         else:
             sieve.dropped[reason] += 1
@@ -227,7 +236,7 @@ def user_turn(tokenizer: Tokenizer) -> UserTurn:
 
 
 def _around(tokenizer: Tokenizer, system: str) -> tuple[str, str]:
-    """What a chat template writes before and after a user's turn; a system message it refuses is put into the turn."""
+    """What a chat template writes before and after a user's turn; a system message it refuses is left out."""
     user = {"role": "user", "content": _MARK}
     try:
         text = tokenizer.apply_chat_template([{"role": "system", "content": system}, user])
