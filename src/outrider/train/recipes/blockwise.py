@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -49,7 +50,7 @@ class BlockwiseRecipe:
     def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> Blockwise:
         """See :class:`outrider.train.recipes.base.Recipe`."""
         size = target.vocabulary if vocabulary is None else len(vocabulary)
-        config = BlockwiseConfig(target.width, size, self.heads, self.inner, reduced=vocabulary is not None)
+        config = BlockwiseConfig(target.width, size, self.heads, self.inner)
         return Blockwise.initial(config, target, vocabulary, seed)
 
     def loss(self, head: Blockwise, batch: Batch, teacher: Teacher) -> LossReport:
@@ -59,3 +60,6 @@ class BlockwiseRecipe:
     def acceptance(self, head: Blockwise, batch: Batch, teacher: Teacher) -> Acceptance:
         """See :class:`outrider.train.recipes.base.Recipe`."""
         return parallel_acceptance(head, batch, teacher, self.heads)
+
+    def calibrate(self, head: Blockwise, batches: Sequence[Batch], teacher: Teacher) -> None:
+        """See :class:`outrider.train.recipes.base.Recipe`; a chain has nothing to measure."""
