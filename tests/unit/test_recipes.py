@@ -63,7 +63,7 @@ def test_a_head_starts_as_the_targets_own(method: str, ids: torch.Tensor | None)
 def test_the_shared_head_is_neither_trained_nor_stored_where_the_method_shares_it(method: str) -> None:
     head = recipe(method).head(TinyTarget(), IDS, seed=1)
     assert "projection" not in head.state_dict()
-    assert torch.equal(head.state_dict()["target_ids"], IDS)
+    assert torch.equal(head.state_dict()["ids"], IDS)
 
 
 @pytest.mark.parametrize("method", METHODS)

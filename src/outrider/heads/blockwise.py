@@ -22,7 +22,7 @@ class BlockwiseConfig:
     width: int
     """Of the target's hidden rows."""
     vocabulary: int
-    """Tokens drafted from: the target's, or a reduced draft vocabulary, whose target ids are in ``target_ids``."""
+    """Tokens drafted from: the target's, or a reduced draft vocabulary, whose target ids are in ``ids``."""
     heads: int = 4
     """Tokens drafted: number d (0-based) is the one d + 2 places after its row's own."""
     inner: int = 0
@@ -34,7 +34,7 @@ class BlockwiseConfig:
 class Blockwise(nn.Module):
     """x_d = x + W₂·ReLU(W₁·x), all d at once, and the target's own LM head on each."""
 
-    target_ids: torch.Tensor
+    ids: torch.Tensor
     projection: torch.Tensor
 
     def __init__(self, config: BlockwiseConfig) -> None:
@@ -45,7 +45,7 @@ class Blockwise(nn.Module):
         self.outputs = nn.Linear(self.widen.out_features, config.heads * config.width)
         nn.init.zeros_(self.outputs.weight)
         nn.init.zeros_(self.outputs.bias)
-        self.register_buffer("target_ids", torch.arange(config.vocabulary))
+        self.register_buffer("ids", torch.arange(config.vocabulary))
         self.register_buffer("projection", torch.zeros(config.vocabulary, config.width), persistent=False)
 
     @classmethod
@@ -64,13 +64,13 @@ class Blockwise(nn.Module):
             torch.manual_seed(seed)
             head = cls(config)
         if ids is not None:
-            head.target_ids.copy_(ids)
+            head.ids.copy_(ids)
         head.share(target)
         return head
 
     def share(self, target: TargetModel) -> None:
         """Take the rows of the target's LM head, which are not stored with the weights."""
-        self.projection = target.unembed_rows(self.target_ids).to(self.projection)
+        self.projection = target.unembed_rows(self.ids).to(self.projection)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """The guesses.

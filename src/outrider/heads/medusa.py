@@ -22,7 +22,7 @@ class MedusaConfig:
     width: int
     """Of the target's hidden rows."""
     vocabulary: int
-    """Tokens a head drafts from: the target's, or a reduced vocabulary, whose target ids are in ``target_ids``."""
+    """Tokens a head drafts from: the target's, or a reduced vocabulary, whose target ids are in ``ids``."""
     heads: int = 4
     """Head d (0-based) guesses the token d + 2 places after its row's own."""
     layers: int = 1
@@ -51,7 +51,7 @@ class ResidualBlock(nn.Module):
 class Medusa(nn.Module):
     """k heads side by side, each of residual blocks and its own LM part."""
 
-    target_ids: torch.Tensor
+    ids: torch.Tensor
 
     def __init__(self, config: MedusaConfig) -> None:
         """Make heads whose LM parts are still random."""
@@ -63,7 +63,7 @@ class Medusa(nn.Module):
         self.lm_heads = nn.ModuleList(
             nn.Linear(config.width, config.vocabulary, bias=False) for _ in range(config.heads)
         )
-        self.register_buffer("target_ids", torch.arange(config.vocabulary))
+        self.register_buffer("ids", torch.arange(config.vocabulary))
 
     @classmethod
     def initial(cls, config: MedusaConfig, target: TargetModel, ids: torch.Tensor | None = None) -> Medusa:
@@ -76,8 +76,8 @@ class Medusa(nn.Module):
         """
         head = cls(config)
         if ids is not None:
-            head.target_ids.copy_(ids)
-        rows = target.unembed_rows(head.target_ids)
+            head.ids.copy_(ids)
+        rows = target.unembed_rows(head.ids)
         for part in head.lm_heads:
             part.load_state_dict({"weight": rows})
         return head

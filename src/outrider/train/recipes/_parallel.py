@@ -26,7 +26,7 @@ def parallel_loss(head: Any, batch: Batch, teacher: Teacher, objective: Objectiv
     it lacks are left out.
 
     Args:
-        head: rows [n, width] to logits [n, depths, v], with ``target_ids`` [v].
+        head: rows [n, width] to logits [n, depths, v], with ``ids`` [v].
         batch: the texts.
         teacher: the target's own opinion.
         objective: what to make small.
@@ -51,7 +51,7 @@ def parallel_loss(head: Any, batch: Batch, teacher: Teacher, objective: Objectiv
 
 def _reduced(head: Any, teacher: Teacher) -> torch.Tensor | None:
     """The head's draft vocabulary, or None where it is the whole."""
-    ids: torch.Tensor = head.target_ids
+    ids: torch.Tensor = head.ids
     return ids if len(ids) < teacher.vocabulary else None
 
 
@@ -69,7 +69,7 @@ def parallel_acceptance(head: Any, batch: Batch, teacher: Teacher, depths: int) 
     guesses = torch.full((depths, *batch.tokens.shape), -1, device=batch.tokens.device)
     for texts, rows in _pieces(batch.mask):
         best = head(batch.final[texts, rows]).argmax(-1)
-        guesses[:, texts, rows] = head.target_ids[best].T
+        guesses[:, texts, rows] = head.ids[best].T
     return chain_acceptance(batch, guesses, best_tokens(batch, teacher))
 
 
@@ -81,13 +81,13 @@ def _pieces(mask: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
 @torch.no_grad()
 def parallel_chances(head: Any, batches: Sequence[Batch], depths: int) -> tuple[tuple[float, ...], ...]:
     """How often each head's guess of each rank was the text's own token (Cai et al. 2024, §2.3): [depths][ranks]."""
-    hits = torch.zeros(depths, min(_RANKS, len(head.target_ids)))
+    hits = torch.zeros(depths, min(_RANKS, len(head.ids)))
     seen = torch.zeros(depths)
     for batch in batches:
         counted, hits, seen = starts(batch, depths), hits.to(batch.final), seen.to(batch.final)
         truth = torch.stack([batch.following(depth + 2) for depth in range(depths)])
         for texts, rows in _pieces(batch.mask):
-            ranked = head.target_ids[head(batch.final[texts, rows]).topk(hits.shape[1]).indices]
+            ranked = head.ids[head(batch.final[texts, rows]).topk(hits.shape[1]).indices]
             right = ranked.transpose(0, 1) == truth[:, texts, rows, None]
             counts = counted[:, texts, rows]
             hits += (right & counts[:, :, None]).sum(1)

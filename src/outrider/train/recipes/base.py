@@ -94,7 +94,7 @@ class Recipe(Protocol):
     def calibrate(self, head: Any, batches: Sequence[Batch], teacher: Teacher) -> None:
         """Set what is measured, not learned, once the weights are final: a tree's shape, a confidence's temperature.
 
-        It may replace ``head.config``; the weights stay.  Most methods have nothing to do.
+        It may replace ``head.config``; the weights stay.  A recipe without it has nothing to set.
         """
         ...
 
@@ -105,12 +105,18 @@ _REGISTRY: dict[str, type[Recipe]] = {}
 
 def register(recipe: R) -> R:
     """Make a recipe known; its method must be the name of the file it stands in."""
-    wanted = ("method", "layers_read", "head", "loss", "acceptance", "calibrate")
+    wanted = ("method", "layers_read", "head", "loss", "acceptance")
     lacking = [name for name in wanted if not hasattr(recipe, name)]
     if lacking:
         raise TypeError(f"recipe {recipe.__name__} lacks {', '.join(lacking)}")
+    if not hasattr(recipe, "calibrate"):
+        recipe.calibrate = _nothing_to_set
     _REGISTRY[recipe.method] = recipe
     return recipe
+
+
+def _nothing_to_set(recipe: Recipe, head: Any, batches: Sequence[Batch], teacher: Teacher) -> None:
+    """See :meth:`Recipe.calibrate`."""
 
 
 def trainable() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -60,6 +59,3 @@ class BlockwiseRecipe:
     def acceptance(self, head: Blockwise, batch: Batch, teacher: Teacher) -> Acceptance:
         """See :class:`outrider.train.recipes.base.Recipe`."""
         return parallel_acceptance(head, batch, teacher, self.heads)
-
-    def calibrate(self, head: Blockwise, batches: Sequence[Batch], teacher: Teacher) -> None:
-        """See :class:`outrider.train.recipes.base.Recipe`; a chain has nothing to measure."""
