@@ -154,3 +154,19 @@ def test_acceptance_adds_up() -> None:
     both = one + Acceptance(torch.tensor([1, 1]), torch.tensor([4, 2]))
     assert both.rates == [0.5, 0.5]
     assert both.accepted_length == pytest.approx(1 + 0.5 + 0.25)
+
+
+def test_chances_by_rank_are_counted_on_the_text() -> None:
+    made, some = recipe("medusa"), texts(5)
+    head = unequal(made.head(TinyTarget(), IDS, seed=1))
+    before = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    made.calibrate(head, [SHAPE.pad(some[:2]), SHAPE.pad(some[2:])], teacher())
+    assert all(torch.equal(before[name], tensor) for name, tensor in head.state_dict().items())
+    hits, seen = torch.zeros(HEADS, 10), torch.zeros(HEADS)
+    for one in some:
+        for row in range(one.answer_start - 1, len(one.tokens) - 2):
+            ranked = IDS[head(one.features[LAYERS][row].float()).argsort(-1, descending=True)]
+            for depth in range(min(HEADS, len(one.tokens) - 2 - row)):
+                seen[depth] += 1
+                hits[depth] += ranked[depth, :10] == one.tokens[row + depth + 2]
+    torch.testing.assert_close(torch.tensor(head.config.chances), hits / seen[:, None], atol=1e-4, rtol=0)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError
-from outrider.train.batches import Batch, Batches, InMemory, Shape, held_out_batches, shifted
+from outrider.train.batches import Batch, Batches, Pieces, Shape, held_out_batches, shifted
 from outrider.train.teacher import Matrices
 from outrider.train.vocabulary import draft_vocabulary, places
 
@@ -22,7 +22,7 @@ def text(length: int, start: int, name: int = 0) -> Text:
     )
 
 
-class Pieces:
+class Counted:
     """Shards of numbered texts, counting reads."""
 
     def __init__(self, lengths: list[list[int]]) -> None:
@@ -59,16 +59,11 @@ def test_long_texts_are_cut_and_texts_without_an_answer_are_left_out() -> None:
     assert [shape.learnable(text(9, start)) for start in (0, 1, 3, 4)] == [False, True, True, False]
     assert not shape.learnable(text(3, 3))
     with pytest.raises(ConfigError, match="begins before max_length, 4 tokens"):
-        next(Batches(InMemory([text(9, 5)]), shape, seed=0))
+        next(Batches(Pieces([text(9, 5)]), shape, seed=0))
     with pytest.raises(ConfigError, match="nothing to train on"):
-        Batches(InMemoryOfNone(), shape, seed=0)
+        Batches(Pieces([]), shape, seed=0)
     with pytest.raises(ConfigError, match="no held-out texts"):
         held_out_batches([text(9, 5)], shape)
-
-
-class InMemoryOfNone(Pieces):
-    def __init__(self) -> None:
-        super().__init__([])
 
 
 lengths = st.lists(st.lists(st.integers(2, 40), min_size=0, max_size=12), min_size=1, max_size=5)
@@ -79,7 +74,7 @@ lengths = st.lists(st.lists(st.integers(2, 40), min_size=0, max_size=12), min_si
 def test_an_epoch_holds_each_text_once_within_bounds(
     lengths: list[list[int]], seed: int, rows: int, window: int
 ) -> None:
-    shards = Pieces(lengths)
+    shards = Counted(lengths)
     total = sum(map(len, lengths))
     if not total:
         return
@@ -99,10 +94,10 @@ def test_an_epoch_holds_each_text_once_within_bounds(
 def test_a_place_is_found_again(seed: int, read: int) -> None:
     lengths = [[5, 9, 12, 7], [3, 30, 8], [], [11, 6, 2, 2, 2]]
     shape = Shape(layers=(0,), rows=24)
-    first = Batches(Pieces(lengths), shape, seed=seed, window=2)
+    first = Batches(Counted(lengths), shape, seed=seed, window=2)
     for _ in range(read):
         next(first)
-    second = Batches(Pieces(lengths), shape, seed=seed, window=2)
+    second = Batches(Counted(lengths), shape, seed=seed, window=2)
     second.position = first.position
     for _ in range(12):
         one, other = next(first), next(second)
@@ -112,7 +107,7 @@ def test_a_place_is_found_again(seed: int, read: int) -> None:
 
 def test_the_seed_decides_the_order_and_each_epoch_has_its_own() -> None:
     def order(seed: int, count: int) -> list[list[int]]:
-        stream = Batches(Pieces([[4] * 6] * 4), Shape(layers=(0,), rows=8), seed=seed)
+        stream = Batches(Counted([[4] * 6] * 4), Shape(layers=(0,), rows=8), seed=seed)
         return [names_of(next(stream)) for _ in range(count)]
 
     assert order(1, 24) == order(1, 24)
@@ -120,8 +115,16 @@ def test_the_seed_decides_the_order_and_each_epoch_has_its_own() -> None:
     assert order(1, 24)[:12] != order(1, 24)[12:]
 
 
+def test_a_long_list_is_read_in_pieces() -> None:
+    made = [text(3, 1, name) for name in range(70)]
+    pieces = Pieces(made, size=32)
+    assert [len(pieces.read(shard)) for shard in range(len(pieces))] == [32, 32, 6]
+    assert [one for shard in range(3) for one in pieces.read(shard)] == made
+    assert len(Pieces([])) == 0
+
+
 def test_a_window_is_read_once() -> None:
-    shards = Pieces([[4] * 4] * 6)
+    shards = Counted([[4] * 4] * 6)
     stream = Batches(shards, Shape(layers=(0,), rows=8), seed=0, window=2)
     for _ in range(12):
         next(stream)
@@ -131,7 +134,7 @@ def test_a_window_is_read_once() -> None:
 def test_batches_of_like_length_waste_little() -> None:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(10, 200, (400,), generator=generator).tolist()
-    stream = Batches(Pieces([lengths]), Shape(layers=(0,), rows=1000), seed=0)
+    stream = Batches(Counted([lengths]), Shape(layers=(0,), rows=1000), seed=0)
     used = padded = seen = 0
     while seen < 400:
         batch = next(stream)

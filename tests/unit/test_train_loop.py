@@ -176,6 +176,9 @@ class Unlearning:
     def acceptance(self, *arguments: object) -> object:
         return self.recipe.acceptance(*arguments)
 
+    def calibrate(self, *arguments: object) -> None:
+        self.recipe.calibrate(*arguments)
+
 
 @dataclasses.dataclass(frozen=True)
 class Diverging(Unlearning):

@@ -6,7 +6,7 @@ Source: Stern, Shazeer, Uszkoreit, "Blockwise parallel decoding for deep autoreg
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
@@ -22,19 +22,19 @@ class BlockwiseConfig:
     width: int
     """Of the target's hidden rows."""
     vocabulary: int
-    """Tokens drafted from: the target's, or a reduced draft vocabulary."""
+    """Tokens drafted from: the target's, or a reduced draft vocabulary, whose target ids are in ``ids``."""
     heads: int = 4
     """Tokens drafted: number d (0-based) is the one d + 2 places after its row's own."""
     inner: int = 0
     """Width of the hidden layer for each head; 0 is the target's width."""
-    reduced: bool = False
-    """Whether columns of the logits are places in ``ids`` instead of target ids."""
+    hidden_layers: ClassVar[tuple[int, ...]] = ()
+    """It reads no block's output, only the rows after the final norm."""
 
 
 class Blockwise(nn.Module):
     """x_d = x + W₂·ReLU(W₁·x), all d at once, and the target's own LM head on each."""
 
-    ids: torch.Tensor | None
+    ids: torch.Tensor
     projection: torch.Tensor
 
     def __init__(self, config: BlockwiseConfig) -> None:
@@ -45,7 +45,7 @@ class Blockwise(nn.Module):
         self.outputs = nn.Linear(self.widen.out_features, config.heads * config.width)
         nn.init.zeros_(self.outputs.weight)
         nn.init.zeros_(self.outputs.bias)
-        self.register_buffer("ids", torch.zeros(config.vocabulary, dtype=torch.int64) if config.reduced else None)
+        self.register_buffer("ids", torch.arange(config.vocabulary))
         self.register_buffer("projection", torch.zeros(config.vocabulary, config.width), persistent=False)
 
     @classmethod
@@ -57,21 +57,20 @@ class Blockwise(nn.Module):
         Args:
             config: the shape.
             target: the model drafted for.
-            ids: int64 [vocabulary], ascending, the draft vocabulary of a reduced head.
+            ids: int64 [vocabulary], ascending, a reduced draft vocabulary; None is the target's.
             seed: fixes W₁.
         """
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
             head = cls(config)
-        if ids is not None and head.ids is not None:
+        if ids is not None:
             head.ids.copy_(ids)
         head.share(target)
         return head
 
     def share(self, target: TargetModel) -> None:
         """Take the rows of the target's LM head, which are not stored with the weights."""
-        ids = torch.arange(self.config.vocabulary) if self.ids is None else self.ids
-        self.projection = target.unembed_rows(ids).to(self.projection)
+        self.projection = target.unembed_rows(self.ids).to(self.projection)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """The guesses.
@@ -85,3 +84,6 @@ class Blockwise(nn.Module):
         rows = self.outputs(torch.relu(self.widen(hidden))).unflatten(-1, (self.config.heads, self.config.width))
         logits: torch.Tensor = (hidden.unsqueeze(-2) + rows) @ self.projection.T
         return logits
+
+
+CONFIG, HEAD = BlockwiseConfig, Blockwise

@@ -93,7 +93,7 @@ class HeadCheckpoint:
                 raise ConfigError(
                     f"{self.name} was made for a target whose {_WORDS[name]} is {own}, and this one's is {its}"
                 )
-        deepest = max(self.config.hidden_layers)
+        deepest = max(self.config.hidden_layers, default=0)
         if deepest > target.layers:
             raise ConfigError(f"{self.name} reads layer {deepest}, and the target has {target.layers}")
 

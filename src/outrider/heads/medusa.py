@@ -6,7 +6,7 @@ Source: Cai et al., "Medusa: simple LLM inference acceleration framework with mu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
@@ -22,13 +22,15 @@ class MedusaConfig:
     width: int
     """Of the target's hidden rows."""
     vocabulary: int
-    """Tokens a head drafts from: the target's, or a reduced draft vocabulary."""
+    """Tokens a head drafts from: the target's, or a reduced vocabulary, whose target ids are in ``ids``."""
     heads: int = 4
     """Head d (0-based) guesses the token d + 2 places after its row's own."""
     layers: int = 1
     """Residual blocks per head."""
-    reduced: bool = False
-    """Whether columns of the logits are places in ``ids`` instead of target ids."""
+    chances: tuple[tuple[float, ...], ...] = ()
+    """How often the guess of each rank is right, by head, as measured on held-out texts: what a tree is made from."""
+    hidden_layers: ClassVar[tuple[int, ...]] = ()
+    """It reads no block's output, only the rows after the final norm."""
 
 
 class ResidualBlock(nn.Module):
@@ -49,7 +51,7 @@ class ResidualBlock(nn.Module):
 class Medusa(nn.Module):
     """k heads side by side, each of residual blocks and its own LM part."""
 
-    ids: torch.Tensor | None
+    ids: torch.Tensor
 
     def __init__(self, config: MedusaConfig) -> None:
         """Make heads whose LM parts are still random."""
@@ -61,7 +63,7 @@ class Medusa(nn.Module):
         self.lm_heads = nn.ModuleList(
             nn.Linear(config.width, config.vocabulary, bias=False) for _ in range(config.heads)
         )
-        self.register_buffer("ids", torch.zeros(config.vocabulary, dtype=torch.int64) if config.reduced else None)
+        self.register_buffer("ids", torch.arange(config.vocabulary))
 
     @classmethod
     def initial(cls, config: MedusaConfig, target: TargetModel, ids: torch.Tensor | None = None) -> Medusa:
@@ -70,15 +72,14 @@ class Medusa(nn.Module):
         Args:
             config: the shape.
             target: the model drafted for.
-            ids: int64 [vocabulary], ascending, the draft vocabulary of a reduced head.
+            ids: int64 [vocabulary], ascending, a reduced draft vocabulary; None is the target's.
         """
         head = cls(config)
-        if ids is not None and head.ids is not None:
+        if ids is not None:
             head.ids.copy_(ids)
-        rows = target.unembed_rows(torch.arange(config.vocabulary) if ids is None else ids)
-        with torch.no_grad():
-            for part in head.lm_heads:
-                part.weight.copy_(rows)
+        rows = target.unembed_rows(head.ids)
+        for part in head.lm_heads:
+            part.load_state_dict({"weight": rows})
         return head
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -92,3 +93,6 @@ class Medusa(nn.Module):
         """
         each = [part(block(hidden)) for block, part in zip(self.blocks, self.lm_heads, strict=True)]
         return torch.stack(each, -2)
+
+
+CONFIG, HEAD = MedusaConfig, Medusa

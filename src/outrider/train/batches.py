@@ -152,19 +152,32 @@ class Shards(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class InMemory:
-    """Texts that are in memory already, as one piece."""
+class Texts(Protocol):
+    """Captured texts that are read one at a time, as from a buffer on disk; a list of them will do."""
 
-    texts: Sequence[Captured]
+    def __len__(self) -> int:
+        """Texts there are."""
+        ...
+
+    def __getitem__(self, index: int, /) -> Captured:
+        """One of them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Texts as shards of so many."""
+
+    texts: Texts
+    size: int = 32
 
     def __len__(self) -> int:
         """See :class:`Shards`."""
-        return 1
+        return -(-len(self.texts) // self.size)
 
     def read(self, shard: int) -> Sequence[Captured]:
         """See :class:`Shards`."""
-        return self.texts
+        return [self.texts[index] for index in range(len(self.texts))[shard * self.size : (shard + 1) * self.size]]
 
 
 class Position(NamedTuple):

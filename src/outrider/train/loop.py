@@ -190,7 +190,7 @@ class Training:
     def _backward(self, loss: torch.Tensor) -> None:
         if loss.requires_grad:  # a batch where nothing could be guessed has no gradient
             with self._stopwatch.phase("backward"):
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
 
     def _summed(self, reports: Sequence[LossReport], tokens: int) -> tuple[float, float, int]:
         """The step's mean loss, its weight and its tokens, over all workers."""
@@ -301,6 +301,7 @@ class Training:
         now = self._progress
         best = torch.load(self._folder / BEST, map_location="cpu", weights_only=True)
         self._head.load_state_dict(best["head"])
+        self._recipe.calibrate(self._head, self._held_out, self._teacher)
         found = Findings(
             self._recipe.method, now.ended, now.step, now.precision, now.judged, now.best, now.losses, self._stopwatch
         )

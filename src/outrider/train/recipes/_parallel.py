@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -12,6 +13,8 @@ from outrider.train.recipes.base import Acceptance, LossReport, best_tokens, cha
 from outrider.train.teacher import Teacher
 from outrider.train.vocabulary import places
 
+_RANKS: Final = 10
+"""Guesses of a head that a tree may use."""
 _JUDGED: Final = 512
 """Rows whose logits are made at once where no gradient is wanted."""
 
@@ -23,27 +26,33 @@ def parallel_loss(head: Any, batch: Batch, teacher: Teacher, objective: Objectiv
     it lacks are left out.
 
     Args:
-        head: rows [n, width] to logits [n, depths, v], with ``ids`` for a reduced vocabulary.
+        head: rows [n, width] to logits [n, depths, v], with ``ids`` [v].
         batch: the texts.
         teacher: the target's own opinion.
         objective: what to make small.
         weights: fp32 [depths].
     """
     counted = starts(batch, len(weights))
-    chosen = counted[0]
+    chosen, ids = counted[0], _reduced(head, teacher)
     logits = head(batch.final[chosen])
     parts, total, weight = {}, batch.final.new_zeros(()), 0.0
     for depth, share in enumerate(weights.tolist()):
-        x, known = places(head.ids, batch.following(depth + 2)[chosen])
+        x, known = places(ids, batch.following(depth + 2)[chosen])
         kept = counted[depth][chosen] & known
         if not (count := int(kept.sum())):
             continue
-        p = _teacher_rows(batch, teacher, head.ids, depth, chosen, kept) if objective.reads_teacher else x[:0]
+        p = _teacher_rows(batch, teacher, ids, depth, chosen, kept) if objective.reads_teacher else x[:0]
         losses = objective(logits[kept, depth], p, x[kept])
         parts[f"loss_{depth + 1}"] = losses.detach().mean()
         total = total + share * losses.sum()
         weight += share * count
     return LossReport(total / max(weight, 1e-9), weight, parts)
+
+
+def _reduced(head: Any, teacher: Teacher) -> torch.Tensor | None:
+    """The head's draft vocabulary, or None where it is the whole."""
+    ids: torch.Tensor = head.ids
+    return ids if len(ids) < teacher.vocabulary else None
 
 
 def _teacher_rows(
@@ -60,10 +69,27 @@ def parallel_acceptance(head: Any, batch: Batch, teacher: Teacher, depths: int) 
     guesses = torch.full((depths, *batch.tokens.shape), -1, device=batch.tokens.device)
     for texts, rows in _pieces(batch.mask):
         best = head(batch.final[texts, rows]).argmax(-1)
-        guesses[:, texts, rows] = (best if head.ids is None else head.ids[best]).T
+        guesses[:, texts, rows] = head.ids[best].T
     return chain_acceptance(batch, guesses, best_tokens(batch, teacher))
 
 
 def _pieces(mask: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
     texts, rows = mask.nonzero(as_tuple=True)
     return list(zip(torch.split(texts, _JUDGED), torch.split(rows, _JUDGED), strict=True))
+
+
+@torch.no_grad()
+def parallel_chances(head: Any, batches: Sequence[Batch], depths: int) -> tuple[tuple[float, ...], ...]:
+    """How often each head's guess of each rank was the text's own token (Cai et al. 2024, §2.3): [depths][ranks]."""
+    hits = torch.zeros(depths, min(_RANKS, len(head.ids)))
+    seen = torch.zeros(depths)
+    for batch in batches:
+        counted, hits, seen = starts(batch, depths), hits.to(batch.final), seen.to(batch.final)
+        truth = torch.stack([batch.following(depth + 2) for depth in range(depths)])
+        for texts, rows in _pieces(batch.mask):
+            ranked = head.ids[head(batch.final[texts, rows]).topk(hits.shape[1]).indices]
+            right = ranked.transpose(0, 1) == truth[:, texts, rows, None]
+            counts = counted[:, texts, rows]
+            hits += (right & counts[:, :, None]).sum(1)
+            seen += counts.sum(1)
+    return tuple(tuple(round(chance, 4) for chance in row) for row in (hits / seen.clamp(min=1)[:, None]).tolist())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
@@ -91,6 +91,13 @@ class Recipe(Protocol):
         """Held-out greedy acceptance by depth of a chain, from every start of the batch."""
         ...
 
+    def calibrate(self, head: Any, batches: Sequence[Batch], teacher: Teacher) -> None:
+        """Set what is measured, not learned, once the weights are final: a tree's shape, a confidence's temperature.
+
+        It may replace ``head.config``; the weights stay.  A recipe without it has nothing to set.
+        """
+        ...
+
 
 R = TypeVar("R", bound=type[Any])
 _REGISTRY: dict[str, type[Recipe]] = {}
@@ -98,11 +105,18 @@ _REGISTRY: dict[str, type[Recipe]] = {}
 
 def register(recipe: R) -> R:
     """Make a recipe known; its method must be the name of the file it stands in."""
-    lacking = [name for name in ("method", "layers_read", "head", "loss", "acceptance") if not hasattr(recipe, name)]
+    wanted = ("method", "layers_read", "head", "loss", "acceptance")
+    lacking = [name for name in wanted if not hasattr(recipe, name)]
     if lacking:
         raise TypeError(f"recipe {recipe.__name__} lacks {', '.join(lacking)}")
+    if not hasattr(recipe, "calibrate"):
+        recipe.calibrate = _nothing_to_set
     _REGISTRY[recipe.method] = recipe
     return recipe
+
+
+def _nothing_to_set(recipe: Recipe, head: Any, batches: Sequence[Batch], teacher: Teacher) -> None:
+    """See :meth:`Recipe.calibrate`."""
 
 
 def trainable() -> list[str]:

@@ -49,7 +49,7 @@ class BlockwiseRecipe:
     def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> Blockwise:
         """See :class:`outrider.train.recipes.base.Recipe`."""
         size = target.vocabulary if vocabulary is None else len(vocabulary)
-        config = BlockwiseConfig(target.width, size, self.heads, self.inner, reduced=vocabulary is not None)
+        config = BlockwiseConfig(target.width, size, self.heads, self.inner)
         return Blockwise.initial(config, target, vocabulary, seed)
 
     def loss(self, head: Blockwise, batch: Batch, teacher: Teacher) -> LossReport:

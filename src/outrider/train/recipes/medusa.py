@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -12,7 +14,7 @@ from outrider.drafters.base import check_options, option
 from outrider.heads.medusa import Medusa, MedusaConfig
 from outrider.train.batches import Batch
 from outrider.train.objectives.base import Objective, make_objective
-from outrider.train.recipes._parallel import parallel_acceptance, parallel_loss
+from outrider.train.recipes._parallel import parallel_acceptance, parallel_chances, parallel_loss
 from outrider.train.recipes.base import Acceptance, LossReport, register
 from outrider.train.weights import geometric
 
@@ -49,7 +51,7 @@ class MedusaRecipe:
     def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> Medusa:
         """See :class:`outrider.train.recipes.base.Recipe`."""
         size = target.vocabulary if vocabulary is None else len(vocabulary)
-        config = MedusaConfig(target.width, size, self.heads, self.layers, reduced=vocabulary is not None)
+        config = MedusaConfig(target.width, size, self.heads, self.layers)
         return Medusa.initial(config, target, vocabulary)
 
     def loss(self, head: Medusa, batch: Batch, teacher: Teacher) -> LossReport:
@@ -59,3 +61,8 @@ class MedusaRecipe:
     def acceptance(self, head: Medusa, batch: Batch, teacher: Teacher) -> Acceptance:
         """See :class:`outrider.train.recipes.base.Recipe`."""
         return parallel_acceptance(head, batch, teacher, self.heads)
+
+    def calibrate(self, head: Medusa, batches: Sequence[Batch], teacher: Teacher) -> None:
+        """See :class:`outrider.train.recipes.base.Recipe`; the accuracies that a tree is made from."""
+        chances = parallel_chances(head, batches, self.heads)
+        head.config = dataclasses.replace(head.config, chances=chances)

@@ -1,0 +1,97 @@
+"""Drafting with heads that all read one row, the one that gave the anchor: Medusa and blockwise decoding.
+
+    target   x0  x1 … x(t−1)   xt = anchor
+    heads             read this row and guess x(t+1), x(t+2) …, none knowing the others' guesses
+
+So a round costs one small pass, whatever the depth, and nodes of one level share their proposals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from outrider.drafters._growth import Growth, StaticTree
+from outrider.drafters.base import DraftContext, DraftSequence, Needs, Outcome
+from outrider.heads.parallel_runner import ParallelRunner
+from outrider.tree import TokenTree, root_only
+
+
+class _Last(NamedTuple):
+    """The last row of a request that was seen."""
+
+    position: int
+    row: torch.Tensor
+
+
+class ParallelDrafter:
+    """Grows a tree of fixed shape from one row of each request.
+
+    Args:
+        runner: the heads.
+        shape: which nodes have how many children.
+        most_nodes: most nodes of a tree, anchor included.
+        branching: whether the shape may branch.
+    """
+
+    def __init__(self, runner: ParallelRunner, shape: StaticTree, *, most_nodes: int, branching: bool) -> None:
+        self.needs = Needs(branching=branching, hidden_layers=(runner.hidden_layer,))
+        self._runner, self._shape, self._most_nodes = runner, shape, most_nodes
+        self._last: dict[str, _Last] = {}
+
+    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
+        """See :class:`outrider.drafters.base.Drafter`; only the last row matters, and that one is always computed."""
+        self.close(key)
+        return most
+
+    def observe(self, outcome: Outcome) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        hidden = outcome.output.hidden[self._runner.hidden_layer]
+        for kept in outcome.committed:
+            if kept.rows:
+                self._last[kept.key] = _Last(kept.start + len(kept.rows) - 1, hidden[kept.rows[-1]].clone())
+
+    def propose(self, context: DraftContext) -> list[TokenTree]:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        growing = [self._begin(index, sequence) for index, sequence in enumerate(context.sequences)]
+        active = [growth for growth in growing if growth is not None]
+        if active:
+            logits = self._runner.logits(torch.stack([self._last[growth.sequence.key].row for growth in active]))
+            for growth, rows in zip(active, logits, strict=True):
+                self._grow(context, growth, rows)
+        return [
+            growth.finish() if growth else root_only(sequence.tokens[-1])
+            for growth, sequence in zip(growing, context.sequences, strict=True)
+        ]
+
+    def _begin(self, index: int, sequence: DraftSequence) -> Growth | None:
+        """Start a tree, or None where the row before the anchor was not seen."""
+        last, before = self._last.get(sequence.key), len(sequence.tokens) - 2
+        nodes = min(self._most_nodes, sequence.nodes)
+        depth = min(self._runner.depths, self._shape.depth, sequence.depth, nodes - 1)
+        if last is None or last.position != before or depth < 1:
+            return None
+        return Growth(index, sequence, self._shape, context=before + 1, nodes=nodes, depth=depth)
+
+    def _grow(self, context: DraftContext, growth: Growth, logits: torch.Tensor) -> None:
+        """Hang every level below the anchor.
+
+        Args:
+            context: turns logits into proposals.
+            growth: the tree.
+            logits: [depths, vocabulary].
+        """
+        for level in logits:
+            if not (growth.frontier and growth.room):
+                return
+            growth.grow(context, level.expand(len(growth.parents) - growth.computed, -1))
+
+    def pause(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        self.close(key)
+
+    def close(self, key: str) -> None:
+        """See :class:`outrider.drafters.base.Drafter`."""
+        self._last.pop(key, None)

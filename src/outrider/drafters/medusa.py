@@ -1,0 +1,86 @@
+"""Medusa: heads on the target's last row, as a chain of their best guesses or a sparse tree of many.
+
+Source: Cai et al. 2024 (arXiv 2401.10774).  The tree has a fixed shape, grown by how often guesses are right (§2.3);
+it is verified by the running acceptance rule, so the text stays the target's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from outrider.drafters._growth import StaticTree
+from outrider.drafters._parallel_drafter import ParallelDrafter
+from outrider.drafters.base import Needs, Workbench, check_options, option, register
+from outrider.errors import ConfigError
+from outrider.heads.parallel_runner import ParallelRunner
+
+CHANCES: Final = (
+    (0.55, 0.13, 0.07, 0.04, 0.03, 0.02, 0.02, 0.01, 0.01, 0.01),
+    (0.35, 0.12, 0.07, 0.05, 0.03, 0.03, 0.02, 0.02, 0.01, 0.01),
+    (0.25, 0.10, 0.06, 0.04, 0.03, 0.03, 0.02, 0.02, 0.02, 0.01),
+    (0.20, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02, 0.02, 0.02, 0.01),
+)
+"""How often the guess of each rank is right, by head, where a head does not bring its own figures; deeper heads count
+as the last."""
+
+
+@register
+@dataclass(frozen=True)
+class Medusa:
+    """Options of Medusa heads."""
+
+    method: ClassVar[str] = "medusa"
+    automatic_rank: ClassVar[int] = 1
+
+    head: str = option("", "Folder of the trained heads.", flag="speculative-draft-model-path")
+    num_steps: int = option(4, "Heads used: the tree's depth.", low=0, high=64, flag="speculative-num-steps")
+    topk: int = option(
+        1,
+        "Most guesses of a head that are put below one node; 1 drafts a chain, more a tree of fixed shape.",
+        low=1,
+        high=len(CHANCES[0]),
+        flag="speculative-eagle-topk",
+    )
+    num_draft_tokens: int = option(
+        0,
+        "Most drafted tokens per round; 0 is one per head in a chain, three per head in a tree.",
+        low=0,
+        high=1024,
+        flag="speculative-num-draft-tokens",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values out of bounds."""
+        check_options(self)
+
+    @property
+    def needs(self) -> Needs:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return Needs(branching=self.topk > 1)
+
+    @property
+    def most_nodes(self) -> int:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return 1 + (self.num_draft_tokens or (1 if self.topk == 1 else 3) * self.num_steps)
+
+    def shape(self, chances: Sequence[Sequence[float]]) -> StaticTree:
+        """The tree whose nodes are most often right, by chances of each head and rank."""
+        levels = [chances[min(depth, len(chances) - 1)][: self.topk] for depth in range(self.num_steps)]
+        possible = [[max(chance, 1e-6) for chance in level] for level in levels]
+        return StaticTree.likeliest(possible, self.most_nodes - 1) if possible else StaticTree(())
+
+    def build(self, bench: Workbench) -> ParallelDrafter:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        if not self.head:
+            raise ConfigError("medusa needs trained heads; name their folder with --speculative-draft-model-path")
+        head = bench.head(self.head).build()
+        shape = self.shape(head.config.chances or CHANCES)
+        runner = ParallelRunner(head, bench.target)
+        return ParallelDrafter(runner, shape, most_nodes=self.most_nodes, branching=self.topk > 1)
+
+    @classmethod
+    def automatic(cls, draft_models: Sequence[str]) -> Medusa | None:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return None
