@@ -232,9 +232,7 @@ def test_as_many_prompts_are_made_as_were_asked_for_and_a_seed_makes_the_same_ag
 def test_a_target_whose_turns_never_end_is_named(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthesise_module, "SamplingParams", partial(SamplingParams, allowed_token_ids=(101,)))
     config = SynthesisConfig(max_tokens=8, sampled_share=1.0)
-    with pytest.raises(
-        ModelError, match=r"of 200 user's turns that .* sampled only 0 are prompts"
-    ):
+    with pytest.raises(ModelError, match=r"of 200 user's turns that .* sampled only 0 are prompts"):
         synthesise(llm, 4, config, held_out=SECRET)
     llm.engine.end_cancelled()
     assert llm.engine.idle

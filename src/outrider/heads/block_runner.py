@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from outrider.heads.dspark import DSparkHead, Slots
-from outrider.heads.runner import TokenIds, attend_by
+from outrider.heads.runner import TokenIds, attend_by, ready
 from outrider.kv.pool import PagedCache
 from outrider.target.base import TargetModel
 from outrider.target.pass_plan import PassPlan
@@ -52,7 +52,7 @@ class BlockRunner:
 
     def __init__(self, head: DSparkHead, target: TargetModel) -> None:
         config = head.config
-        self._head, self._target = head.to(target.device), target
+        self._head, self._target = ready(head, target), target
         self._ids = TokenIds(head.ids, target.vocabulary)
         self.hidden_layers, self.slots, self.drafts = config.hidden_layers, config.slots, config.drafts
         self.mask_id, self.context_length, self.device = config.mask_id, config.block.positions, target.device

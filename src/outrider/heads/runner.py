@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from outrider.heads.packed import pack
 from outrider.kv.pool import PagedCache
 from outrider.target.base import TargetModel
 from outrider.target.pass_plan import AttentionCall, PassPlan
@@ -37,6 +38,11 @@ class TokenIds:
         return wide
 
 
+def ready(head: Any, target: TargetModel) -> Any:
+    """A head where its target runs: its matrices on the CPU kernels there, in torch elsewhere."""
+    return pack(head.to(target.device))
+
+
 def attend_by(plan: PassPlan) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]:
     """Attention of a head's blocks over pages, one layer's store after the other."""
     return lambda query, key, value, scaling: plan.attend(query, key, value, AttentionCall(scaling))
@@ -52,7 +58,7 @@ class FeatureRunner:
 
     def __init__(self, head: Any, target: TargetModel) -> None:
         config = head.config
-        self._head, self._target = head.to(target.device), target
+        self._head, self._target = ready(head, target), target
         self._ids = TokenIds(head.ids, target.vocabulary)
         self.hidden_layers: tuple[int, ...] = config.hidden_layers
         self.context_length: int = config.block.positions

@@ -28,6 +28,10 @@ class Teacher(Protocol):
         """
         ...
 
+    def read(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits of all tokens after guessed rows, as the target's LM head has them; gradients flow to the rows."""
+        ...
+
     def best(self, hidden: torch.Tensor) -> torch.Tensor:
         """The most probable token of all after each row [..., width], ties to the lowest id: int64 [...]."""
         ...
@@ -62,6 +66,11 @@ class Matrices:
             self._ids, self._some = ids, self._head if ids is None else self._head[ids]
         with torch.autocast(hidden.device.type, enabled=False):
             logits = hidden.float() @ self._some.T
+        return self._cap * torch.tanh(logits / self._cap) if self._cap else logits
+
+    def read(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See :class:`Teacher`."""
+        logits = hidden.float() @ self._head.T
         return self._cap * torch.tanh(logits / self._cap) if self._cap else logits
 
     @torch.no_grad()
