@@ -16,6 +16,7 @@ COMMANDS: Final = {
     "generate": "Complete one prompt.",
     "chat": "Talk to a model; accepted drafts are shown in another shade.",
     "bench": "Measure what speculation gains, method against method.",
+    "train": "Train a drafter for your own model, on its own answers.",
     "audit": "Prove on your own model that speculation changes nothing.",
     "models": "List the models that can be called by name.",
     "info": "Show versions, hardware, drafting methods with their options, and acceptance rules.",

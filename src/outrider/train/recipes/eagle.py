@@ -63,7 +63,8 @@ class EagleRecipe:
     def loss(self, head: EagleHead, batch: Batch, teacher: Teacher) -> LossReport:
         """See :class:`outrider.train.recipes.base.Recipe`."""
         counted, shares = starts(batch, self.steps), geometric(self.steps, self.decay).tolist()
-        parts, total, weight = {}, batch.final.new_zeros(()), 0.0
+        parts: dict[str, torch.Tensor] = {}
+        total, weight = batch.final.new_zeros(()), 0.0
         noise = (torch.rand(batch.final.shape, generator=batch.generator()) - 0.5).to(batch.final) * self.noise
         for depth, answers in enumerate(unroll(head, batch, teacher, self.steps, noise)):
             texts, rows = counted[depth].nonzero(as_tuple=True)

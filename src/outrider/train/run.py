@@ -1,0 +1,219 @@
+"""The whole way from a target to a head: prompts, the target's answers, its hidden rows, training, what was bought."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import torch
+from rich.console import Console
+
+from outrider.drafters.base import check_options, option
+from outrider.errors import ConfigError
+from outrider.heads.checkpoint import HeadCheckpoint, TargetFacts, write_head
+from outrider.llm import LLM
+from outrider.target.base import TargetModel
+from outrider.train.batches import Batches, Pieces, Shape, held_out_batches
+from outrider.train.buffer import FeatureBuffer
+from outrider.train.capture import capture, captured_layers
+from outrider.train.example import Example
+from outrider.train.loop import Task, Trained, Training
+from outrider.train.prompts import Prompt, read_prompts, write_prompts
+from outrider.train.recipes.base import Recipe
+from outrider.train.regenerate import AnswerConfig, read_answers, regenerate
+from outrider.train.settings import Settings
+from outrider.train.synthesise import SynthesisConfig, synthesise
+from outrider.train.teacher import Matrices
+from outrider.train.vocabulary import DraftVocabulary, draft_vocabulary
+
+PROMPTS: Final = "prompts.jsonl"
+ANSWERS: Final = "answers.jsonl"
+TRAINING: Final = "training"
+_CLOSE: Final = 1e-2
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is trained on, and how much of it is kept."""
+
+    method: ClassVar[str] = "data"
+
+    vocabulary: int = option(16384, "Tokens the head can draft; 0 is all of the target's.", low=0)
+    buffer_gb: float = option(8.0, "Most gigabytes of hidden rows on disk.", low=0.01)
+    rows: int = option(2048, "Positions of a batch.", low=1)
+    max_length: int = option(512, "Longer texts are cut here.", low=2)
+    held_out: int = option(200, "Most texts the head is judged by.", low=1)
+
+    def __post_init__(self) -> None:
+        """Refuse values out of bounds."""
+        check_options(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where texts come from.
+
+    Raises:
+        ConfigError: there is nothing to train on.
+    """
+
+    folder: Path
+    """Prompts, answers and hidden rows are kept here, and used again by the next training."""
+    prompts: Sequence[Path] = ()
+    """Files of prompts."""
+    synthesised: int = 0
+    """Prompts to be made by the target itself."""
+    answers: AnswerConfig = field(default_factory=AnswerConfig)
+
+
+def gather(llm: LLM, source: Source, target: str, console: Console) -> None:
+    """Make every prompt and answer that is not there yet.
+
+    Raises:
+        ConfigError: a file cannot be read or written, or holds prompts that heads are measured on.
+    """
+    source.folder.mkdir(parents=True, exist_ok=True)
+    shown = console.is_terminal
+    prompts: list[Prompt] = read_prompts(source.prompts) if source.prompts else []
+    own = source.folder / PROMPTS
+    if source.synthesised and not own.exists():
+        made, dropped = synthesise(llm, source.synthesised, SynthesisConfig(seed=source.answers.seed))
+        write_prompts(own, made)
+        console.print(f"{len(made)} prompts were made; left out: {dict(dropped) or 'none'}")
+    if own.exists():
+        prompts += read_prompts([own])
+    if prompts:
+        report = regenerate(llm, prompts, source.folder / ANSWERS, source.answers, target=target, progress=shown)
+        console.print(str(report))
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """What was gathered."""
+
+    train: list[Example]
+    held_out: list[Example]
+
+    @classmethod
+    def of(cls, folder: Path, config: DataConfig) -> Texts:
+        """Read a folder of answers.
+
+        Raises:
+            ConfigError: there are no answers, or none that are held out.
+        """
+        file = folder / ANSWERS
+        train, held_out = (read_answers(file, validation=kept) if file.exists() else [] for kept in (False, True))
+        if not train or not held_out:
+            raise ConfigError(
+                f"{file} holds {len(train)} answers to train on and {len(held_out)} to judge by; name prompts with "
+                "--data or have some made with --synthesise"
+            )
+        return cls(train, held_out[: config.held_out])
+
+    def vocabulary(self, size: int, target: TargetModel, always: Sequence[int]) -> DraftVocabulary | None:
+        """The reduced draft vocabulary; None is the whole."""
+        if not size or size >= target.vocabulary:
+            return None
+        answers = (example.tokens[example.answer_start :] for example in self.train)
+        return draft_vocabulary(answers, size, target.vocabulary, always)
+
+
+def teacher_of(target: TargetModel) -> Matrices:
+    """The target's two ends, in fp32.
+
+    Raises:
+        ConfigError: its logits are more than its LM head's product.
+    """
+    ids = torch.arange(target.vocabulary)
+    head, embedding = target.unembed_rows(ids).cpu(), target.embed(ids.to(target.device)).cpu()
+    if torch.equal(head, embedding):
+        embedding = head
+    made = Matrices(head, embedding)
+    rows = embedding[:4] / embedding[:4].norm(dim=-1, keepdim=True) * target.width**0.5
+    own, its = made.logits(rows), target.unembed(rows.to(target.device)).cpu().float()
+    if float((own - its).abs().max()) > _CLOSE * float(own.abs().max()):
+        raise ConfigError("this target bounds or scales its logits, which heads cannot be trained on yet")
+    return made
+
+
+def train(
+    llm: LLM,
+    recipe: Recipe,
+    source: Source,
+    output: Path,
+    *,
+    target_name: str,
+    data: DataConfig | None = None,
+    settings: Settings | None = None,
+    console: Console | None = None,
+) -> Trained:
+    """Train a head on what a source has gathered, and write it to a folder.
+
+    Args:
+        llm: the target, without speculation.
+        recipe: what is trained and how.
+        source: the texts.
+        output: gets the head; what it takes to go on after a kill lies in its ``training`` folder.
+        target_name: told in the head.
+        data: how much of the texts is used.
+        settings: of the loop.
+        console: where to print; None is silent.
+
+    Raises:
+        ConfigError: there are no texts, or the target cannot be trained for.
+        TrainingError: see :meth:`outrider.train.loop.Training.run`.
+    """
+    chosen, target = data or DataConfig(), llm.engine.target
+    console = console or Console(quiet=True)
+    texts = Texts.of(source.folder, chosen)
+    ends = sorted(llm.tokenizer.eos_ids) if llm.tokenizer else []
+    vocabulary = texts.vocabulary(chosen.vocabulary, target, ends)
+    if vocabulary is not None:
+        console.print(str(vocabulary))
+    layers = recipe.layers_read(target)
+    captured = [_captured(target, source.folder, kind, layers, chosen, console) for kind in texts_by_kind(texts)]
+    shape = Shape(captured_layers(target, layers), rows=chosen.rows, max_length=chosen.max_length)
+    wishes = settings or Settings()
+    head = recipe.head(target, None if vocabulary is None else vocabulary.ids, wishes.seed)
+    stream = Batches(Pieces(captured[0]), shape, seed=wishes.seed)
+    task = Task(recipe, head, teacher_of(target), stream, held_out_batches(captured[1], shape))
+    trained = Training(task, wishes, output / TRAINING, console=console).run()
+    facts: dict[str, Any] = {
+        "method": recipe.method,
+        "recipe": dataclasses.asdict(recipe),  # type: ignore[call-overload]
+        "settings": dataclasses.asdict(wishes),
+        "data": dataclasses.asdict(chosen),
+    }
+    kind = type(trained.head).__module__.rpartition(".")[2]
+    write_head(
+        output,
+        HeadCheckpoint(
+            kind, trained.head.config, TargetFacts.of(target, target_name), trained.head.state_dict(), facts
+        ),
+    )
+    return trained
+
+
+def texts_by_kind(texts: Texts) -> list[tuple[str, list[Example]]]:
+    """Texts to train on and to judge by, each with the name of its buffer."""
+    return [("train", texts.train), ("held_out", texts.held_out)]
+
+
+def _captured(
+    target: TargetModel,
+    folder: Path,
+    kind: tuple[str, list[Example]],
+    layers: tuple[int, ...],
+    config: DataConfig,
+    console: Console,
+) -> FeatureBuffer:
+    name, examples = kind
+    wanted = captured_layers(target, layers)
+    place = folder / f"hidden-{'-'.join(map(str, wanted))}" / name
+    buffer = FeatureBuffer(place, wanted, target.width, int(config.buffer_gb * 1e9))
+    report = capture(target, examples, layers, buffer, progress=console.is_terminal)
+    console.print(f"hidden rows, {name}: {report}")
+    return buffer
