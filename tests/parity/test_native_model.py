@@ -332,6 +332,19 @@ def test_the_ends_refuse_what_is_not_there() -> None:
     assert model.unembed(torch.empty(0, model.width)).shape == (0, VOCABULARY)
 
 
+def test_rows_that_see_each_other() -> None:
+    theirs = HFModel(module("llama"), architecture="llama", context_length=CONTEXT)
+    caches, tokens = (new_cache(), new_cache()), text(12, seed=6)
+    for rows in (
+        SequenceRows("a", 0, tuple(tokens[:7]), None, all_logits=True),
+        SequenceRows("a", 7, tuple(tokens[7:]), None, all_logits=True, together=True),
+    ):
+        found, expected = run(native("llama"), caches[0], rows), run(theirs, caches[1], rows)
+        assert float((found - expected).abs().max()) < 0.01 * float(expected.std())
+    apart = run(native("llama"), caches[0], SequenceRows("a", 7, tuple(tokens[7:]), None, all_logits=True))
+    assert float((apart - found)[:-1].abs().max()) > 0.05 * float(found.std()), "negative control"
+
+
 def test_what_it_cannot_serve_is_named() -> None:
     for kind, options, reason in (
         ("opt", {}, "opt"),

@@ -63,6 +63,11 @@ class Rotary(nn.Module):
         self.register_buffer("_frequencies", frequencies, persistent=False)
         self._frequencies: torch.Tensor
 
+    @property
+    def rotation(self) -> tuple[torch.Tensor, float]:
+        """Inverse frequencies, fp32 [head width / 2], and what multiplies cosines and sines."""
+        return self._frequencies, self._scale
+
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines.
 

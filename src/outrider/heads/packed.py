@@ -16,7 +16,7 @@ from torch import nn
 from outrider.errors import ConfigError
 from outrider.kernels.native import cpu, missing
 from outrider.target.dequantize import TENSOR_KINDS, Job, dequantize
-from outrider.target.native_weights import StoredMatrix, pack_all, quantized
+from outrider.target.native_weights import StoredMatrix, pack_all, stored_matrix
 
 _KINDS: Final = {kind.name: kind for kind in TENSOR_KINDS.values()}
 _PACKED: Final = ("Q8_0", "Q4_0")
@@ -100,7 +100,7 @@ def pack(module: nn.Module, packing: Packing | None = None) -> nn.Module:
     wanted = packing or Packing()
     linears = {name: part for name, part in module.named_modules() if type(part) is nn.Linear}
     kinds = {name: kind for name, part in linears.items() if (kind := wanted.kind(name)) and _fits(part)}
-    matrices, _ = pack_all({name: quantized(_plain(linears[name].weight), kind) for name, kind in kinds.items()})
+    matrices, _ = pack_all({name: stored_matrix(linears[name].weight, kind) for name, kind in kinds.items()})
     made: dict[nn.Module, nn.Module] = {
         linears[name]: PackedLinear(matrix, linears[name].bias) for name, matrix in matrices.items()
     }
@@ -130,7 +130,7 @@ def to_stored(weight: torch.Tensor, kind: str) -> torch.Tensor:
         raise ConfigError(f"a matrix of {inputs} inputs cannot be stored as {kind}, which needs a multiple of {_GROUP}")
     if cpu is None:
         raise ConfigError(f"a matrix cannot be stored as {kind}: {missing}")
-    raw: np.ndarray[Any, Any] = quantized(_plain(weight), kind).raw()
+    raw: np.ndarray[Any, Any] = stored_matrix(weight, kind).raw()
     return torch.from_numpy(raw).view(outputs, -1)
 
 
@@ -180,13 +180,6 @@ def stored_linear(
 
 def _fits(linear: nn.Linear) -> bool:
     return cpu is not None and linear.in_features % _GROUP == 0 and linear.weight.device.type == "cpu"
-
-
-def _plain(weight: torch.Tensor) -> StoredMatrix:
-    outputs, inputs = weight.shape
-    return StoredMatrix(
-        "F32", inputs, outputs, lambda: weight.detach().float().contiguous().view(torch.uint8).flatten().numpy()
-    )
 
 
 def _check_kind(kind: str) -> None:

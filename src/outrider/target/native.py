@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 
 from outrider.errors import ModelError
 from outrider.kernels.native import cpu
-from outrider.kv.pool import LayerStore, PagedCache
+from outrider.kv.pool import PagedCache
 from outrider.target import hf_names
 from outrider.target.base import TargetOutput, check_layers
 from outrider.target.loading import ModelFiles, one_line
+from outrider.target.native_pass import half_store, row_bytes, shares
 from outrider.target.native_plan import Plan, reason_against
 from outrider.target.native_weights import (
     Bytes,
@@ -31,9 +32,7 @@ from outrider.target.native_weights import (
     pack_all,
 )
 from outrider.target.packed_cache import PackedEntry
-from outrider.tree import TokenTree, TreeBatch
-
-_GROUP: Final = 32
+from outrider.tree import TreeBatch
 
 
 @contextmanager
@@ -93,11 +92,14 @@ class NativeModel:
         )
         """Bytes of weights, in the file's own bits, that one token reads."""
         layers = [_layer(plan, weights, packed, i) for i in range(plan.layers)]
-        embedding = packed["embedding"]
-        final_norm = _norm(plan, weights, "model.norm.weight")
-        self._decoder = cpu.Decoder(vars(plan.shape), layers, embedding, final_norm, packed.get("head", embedding))
-        self._stored_width = -(-self._shape.head_width // _GROUP) * _GROUP
-        self.row_bytes = 2 * 2 * plan.layers * self._shape.key_heads * self._stored_width
+        ends = {
+            "embedding": packed["embedding"],
+            "final_norm": _norm(plan, weights, "model.norm.weight"),
+            "head": packed.get("head", packed["embedding"]),
+        }
+        self._decoder = cpu.Decoder(vars(plan.shape), layers, ends)
+        self._heads = plan.layers * self._shape.key_heads
+        self.row_bytes = row_bytes(self._heads, self._shape.head_width)
 
     @classmethod
     def of(
@@ -125,24 +127,13 @@ class NativeModel:
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
         """See :class:`outrider.target.base.TargetModel`."""
         check_layers(layers, self.layers)
-        store = cache.layers.get(0) or self._make_store(cache)
-        shares = [
-            (
-                sequence.rows,
-                sequence.context,
-                len(sequence.forced),
-                sequence.skip,
-                _parents(sequence.tree),
-                cache.table(sequence.key).slots(0, sequence.context + sequence.tail).numpy(),
-            )
-            for sequence in batch.sequences
-        ]
+        store = half_store(cache, self._heads, self._shape.head_width)
         logits = torch.empty(len(batch.wanted), self.vocabulary)
         hidden = {layer: torch.empty(len(batch.tokens), self.width) for layer in layers}
         self._decoder.forward(
             batch.tokens.numpy(),
             batch.positions.numpy(),
-            shares,
+            shares(batch, cache),
             store.keys,
             store.values,
             batch.wanted.numpy(),
@@ -168,12 +159,6 @@ class NativeModel:
         rows = torch.empty(len(ids), self.width)
         self._decoder.head_rows(ids.contiguous().numpy(), rows.numpy())
         return rows
-
-    def _make_store(self, cache: PagedCache) -> LayerStore:
-        """All layers' keys and values as one store, ``[layers · key heads, slots, width]`` fp16."""
-        like = torch.empty(self.layers * self._shape.key_heads, 0, self._stored_width, dtype=torch.float16)
-        cache.layers[0] = LayerStore(cache.slots, like, like)
-        return cache.layers[0]
 
 
 def _matrices(plan: Plan, weights: WeightSource) -> dict[str, StoredMatrix]:
@@ -212,7 +197,3 @@ def _layer(plan: Plan, weights: WeightSource, packed: Mapping[str, Any], index: 
             "window": plan.windows[index],
         }
     )
-
-
-def _parents(tree: TokenTree | None) -> Bytes:
-    return np.array(tree.parents if tree else (), dtype=np.int32)

@@ -252,6 +252,22 @@ def quantized(stored: StoredMatrix, kind: str) -> StoredMatrix:
     return wanted
 
 
+def stored_matrix(weight: torch.Tensor, kind: str | None = None) -> StoredMatrix:
+    """A matrix of numbers in memory, in another kind if one is named and its rows are a multiple of 32.
+
+    Args:
+        weight: [outputs, inputs].
+        kind: ``Q8_0`` or ``Q4_0``; None keeps fp32.
+    """
+    outputs, inputs = weight.shape
+
+    def raw() -> Bytes:
+        return weight.detach().float().contiguous().view(torch.uint8).flatten().numpy()
+
+    stored = StoredMatrix("F32", inputs, outputs, raw)
+    return stored if kind is None else quantized(stored, kind)
+
+
 class Arena:
     """One zeroed block of memory for a whole model, in huge pages where the system has them.
 

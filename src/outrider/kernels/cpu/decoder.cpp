@@ -22,18 +22,33 @@ void normalize(const float* x, const float* weight, int width, float epsilon, fl
   kernels().apply_norm(x, weight, kernels().norm_factor(x, width, epsilon), width, out);
 }
 
-void normalize_rows(const float* x, const float* weight, int width, float epsilon, int rows, float* out) {
+// Rows, normalised if there is a weight for it, to rows that may lie further apart.
+void normalize_rows(const float* x, const float* weight, int width, float epsilon, int rows, float* out, int stride) {
   pool().run(rows, kRowsAtOnce, [&](int first, int last) {
     for (int r = first; r < last; ++r) {
-      normalize(x + std::size_t(r) * width, weight, width, epsilon, out + std::size_t(r) * width);
+      const float* from = x + std::size_t(r) * width;
+      float* to = out + std::size_t(r) * stride;
+      if (weight) {
+        normalize(from, weight, width, epsilon, to);
+      } else {
+        std::memcpy(to, from, sizeof(float) * width);
+      }
     }
   });
+}
+
+// Two rows side by side, each normalised on its own: [rows][2 * width].
+void join(const float* left, const float* left_norm, const float* right, const float* right_norm,
+          const DecoderShape& shape, int rows, float* out) {
+  const int width = shape.width;
+  normalize_rows(left, left_norm, width, shape.norm_epsilon, rows, out, 2 * width);
+  normalize_rows(right, right_norm, width, shape.norm_epsilon, rows, out + width, 2 * width);
 }
 
 }  // namespace
 
 struct Decoder::Buffers {
-  Memory x_memory, query_memory, key_memory, value_memory, mixed_memory, added_memory, cosine_memory, sine_memory;
+  Memory x_memory, query_memory, key_memory, value_memory, mixed_memory, added_memory, joined_memory;
   RowStore normal_store, mixed_store, inner_store;
   struct Angles {
     std::vector<float> cosines, sines;  // [rows][rotary width / 2]
@@ -42,14 +57,14 @@ struct Decoder::Buffers {
   std::vector<std::int32_t> slots;
   std::vector<View> views;
   int rows = 0;
-  float *x, *query, *key, *value, *mixed, *added;
+  float *x, *query, *key, *value, *mixed, *added, *joined;
 };
 
-Decoder::Decoder(DecoderShape shape, std::vector<LayerWeights> layers, Packed embedding, const float* final_norm,
-                 Packed head)
-    : shape_(shape), layers_(std::move(layers)), embedding_(embedding), final_norm_(final_norm), head_(head) {
+Decoder::Decoder(DecoderShape shape, std::vector<LayerWeights> layers, DecoderEnds ends)
+    : shape_(shape), layers_(std::move(layers)), ends_(ends), joins_(ends.entry.outputs > 0) {
   const int half = shape_.rotary_width / 2;
   for (LayerWeights& layer : layers_) {  // layers that turn alike share their angles
+    joins_ |= layer.joins;
     const auto same = [&](const Rotation& known) {
       return known.scale == layer.rotary_scale && std::equal(known.frequencies, known.frequencies + half, layer.inverse_frequencies);
     };
@@ -72,21 +87,51 @@ void Decoder::forward(const Pass& pass) {
   b.value = b.value_memory.take<float>(rows * key_heads);
   b.mixed = b.mixed_memory.take<float>(rows * heads);
   b.added = b.added_memory.take<float>(rows * shape_.width);
+  if (joins_) b.joined = b.joined_memory.take<float>(2 * rows * shape_.width);
 
   view_rows(pass, b);
   turn_rows(pass, b);
-  embed(pass.tokens, pass.rows, b.x);
+  enter(pass, b);
   for (int i = 0; i < int(layers_.size()); ++i) {
+    keys(pass, layers_[i], i, b);
+    if (pass.keys_only) continue;
     attention(pass, layers_[i], i, b);
     mlp(layers_[i], b);
     for (const auto& [layer, to] : pass.hidden) {
       if (layer == i) std::memcpy(to, b.x, sizeof(float) * rows * shape_.width);
     }
   }
-  for (const auto& [layer, to] : pass.hidden) {
-    if (layer == int(layers_.size())) normalize_rows(b.x, final_norm_, shape_.width, shape_.norm_epsilon, pass.rows, to);
+  if (!pass.keys_only) leave(pass, b);
+}
+
+// Makes the first layer's rows.
+void Decoder::enter(const Pass& pass, Buffers& b) const {
+  const int width = shape_.width;
+  if (pass.tokens) {
+    embed(pass.tokens, pass.rows, b.x);
+  } else if (ends_.entry.outputs) {
+    join(pass.beside, nullptr, pass.input, nullptr, shape_, b.rows, b.joined);
+    const Tiles tiles(b.rows);
+    const Activations& both = b.normal_store.shape(2 * width, b.rows, {&ends_.entry});
+    prepare_rows(b.joined, nullptr, 2 * width, 0.0f, tiles, both);
+    multiply(both, tiles, {{ends_.entry, ends_.entry_bias, b.x, std::size_t(width), false}});
+  } else {
+    std::memcpy(b.x, pass.input, sizeof(float) * b.rows * width);
   }
-  logits(pass, b);
+  if (ends_.entry_norm) normalize_rows(b.x, ends_.entry_norm, width, shape_.norm_epsilon, b.rows, b.x, width);
+}
+
+// Hands out final rows and logits.
+void Decoder::leave(const Pass& pass, Buffers& b) const {
+  const int width = shape_.width;
+  for (const auto& [layer, to] : pass.hidden) {
+    if (layer == layers()) normalize_rows(b.x, ends_.final_norm, width, shape_.norm_epsilon, pass.rows, to, width);
+  }
+  if (!pass.wanted_rows || !ends_.head.outputs) return;
+  for (int i = 0; i < pass.wanted_rows; ++i) {
+    std::memcpy(b.added + std::size_t(i) * width, b.x + std::size_t(pass.wanted[i]) * width, sizeof(float) * width);
+  }
+  project(b.added, ends_.final_norm, pass.wanted_rows, pass.logits);
 }
 
 void Decoder::embed_tokens(const std::int64_t* tokens, int rows, float* to) const {
@@ -104,7 +149,7 @@ void Decoder::unembed(const float* rows, int count, float* to) const {
 void Decoder::head_rows(const std::int64_t* ids, int count, float* to) const {
   const std::scoped_lock turn(pool().turn());
   pool().run(count, kRowsAtOnce, [&](int first, int last) {
-    for (int i = first; i < last; ++i) unpack_output(head_, int(ids[i]), to + std::size_t(i) * shape_.width);
+    for (int i = first; i < last; ++i) unpack_output(ends_.head, int(ids[i]), to + std::size_t(i) * shape_.width);
   });
 }
 
@@ -147,7 +192,8 @@ void Decoder::view_rows(const Pass& pass, Buffers& b) const {
     }
     for (int r = 0; r < s.rows; ++r) {
       const int place = s.skip + r, node = place - s.forced;
-      b.views[s.first_row + r] = node < 0 ? View{shared, s.context + place} : View{of_node[node], straight + depth[node]};
+      const int own = node < 0 ? s.context + place : straight + depth[node];
+      b.views[s.first_row + r] = {node < 0 ? shared : of_node[node], node < 0 && s.together ? straight - 1 : own, own};
     }
   }
 }
@@ -175,7 +221,7 @@ void Decoder::embed(const std::int64_t* tokens, int rows, float* to) const {
   pool().run(rows, kRowsAtOnce, [&](int first, int last) {
     for (int r = first; r < last; ++r) {
       float* x = to + std::size_t(r) * shape_.width;
-      unpack_output(embedding_, int(tokens[r]), x);
+      unpack_output(ends_.embedding, int(tokens[r]), x);
       if (shape_.embedding_scale != 1.0f) {
         for (int i = 0; i < shape_.width; ++i) x[i] *= shape_.embedding_scale;
       }
@@ -206,19 +252,40 @@ void rotate(float* head, int half, const float* cosines, const float* sines) {
 
 }  // namespace
 
+// What a layer's attention reads, ready for its matrices.
+const Activations& Decoder::attention_rows(const Pass& pass, const LayerWeights& layer, const Tiles& tiles,
+                                           Buffers& b) const {
+  const int inputs = layer.query.inputs;
+  const Activations& ready = b.normal_store.shape(inputs, b.rows, {&layer.query, &layer.key, &layer.value});
+  if (layer.joins) {
+    join(pass.beside, layer.beside_norm, b.x, layer.attention_norm, shape_, b.rows, b.joined);
+    prepare_rows(b.joined, nullptr, inputs, 0.0f, tiles, ready);
+  } else {
+    prepare_rows(b.x, pass.keys_only ? nullptr : layer.attention_norm, inputs, shape_.norm_epsilon, tiles, ready);
+  }
+  return ready;
+}
+
+// Writes the rows' keys and values into the cache, and makes their queries if anything will attend.
+void Decoder::keys(const Pass& pass, const LayerWeights& layer, int index, Buffers& b) const {
+  const Tiles tiles(b.rows);
+  const Activations& ready = attention_rows(pass, layer, tiles, b);
+  const std::size_t query_stride = std::size_t(shape_.heads) * shape_.head_width;
+  const std::size_t key_stride = std::size_t(shape_.key_heads) * shape_.head_width;
+  const Product key{layer.key, layer.key_bias, b.key, key_stride, false};
+  const Product value{layer.value, layer.value_bias, b.value, key_stride, false};
+  if (pass.keys_only) {
+    multiply(ready, tiles, {key, value});
+  } else {
+    multiply(ready, tiles, {{layer.query, layer.query_bias, b.query, query_stride, false}, key, value});
+  }
+  write_cache(pass, layer, index, b);
+}
+
 void Decoder::attention(const Pass& pass, const LayerWeights& layer, int index, Buffers& b) const {
   const Tiles tiles(b.rows);
   const int stored = shape_.stored_width(), group = shape_.heads / shape_.key_heads;
-  Activations& normal = b.normal_store.shape(shape_.width, b.rows, {&layer.query, &layer.key, &layer.value});
-  prepare_rows(b.x, layer.attention_norm, shape_.width, shape_.norm_epsilon, tiles, normal);
   const std::size_t query_stride = std::size_t(shape_.heads) * shape_.head_width;
-  const std::size_t key_stride = std::size_t(shape_.key_heads) * shape_.head_width;
-  multiply(normal, tiles,
-           {{layer.query, layer.query_bias, b.query, query_stride, false},
-            {layer.key, layer.key_bias, b.key, key_stride, false},
-            {layer.value, layer.value_bias, b.value, key_stride, false}});
-  write_cache(pass, layer, index, b);
-
   Activations& mixed = b.mixed_store.shape(int(query_stride), b.rows, {&layer.output});
   const std::size_t head_stride = std::size_t(pass.cache.slots) * stored;
   const int count = group * shape_.head_width;
@@ -270,13 +337,13 @@ void Decoder::write_cache(const Pass& pass, const LayerWeights& layer, int index
         if (norm) normalize(head, norm, width, shape_.norm_epsilon, head);
         rotate(head, half, cosines, sines);
       };
-      for (int h = 0; h < shape_.heads; ++h) turn(b.query + (std::size_t(r) * shape_.heads + h) * width, layer.query_norm);
+      for (int h = 0; h < (pass.keys_only ? 0 : shape_.heads); ++h) turn(b.query + (std::size_t(r) * shape_.heads + h) * width, layer.query_norm);
       for (int h = 0; h < shape_.key_heads; ++h) {
         float* key = b.key + (std::size_t(r) * shape_.key_heads + h) * width;
         const float* value = b.value + (std::size_t(r) * shape_.key_heads + h) * width;
         turn(key, layer.key_norm);
         const std::size_t at = (std::size_t(index) * shape_.key_heads + h) * head_stride +
-                               std::size_t(view.slots[view.newest]) * stored;
+                               std::size_t(view.slots[view.own]) * stored;
         kernels().to_half(key, width, stored, pass.cache.keys + at);
         kernels().to_half(value, width, stored, pass.cache.values + at);
       }
@@ -319,22 +386,12 @@ void Decoder::mlp(const LayerWeights& layer, Buffers& b) const {
   }
 }
 
-void Decoder::logits(const Pass& pass, Buffers& b) const {
-  if (!pass.wanted_rows) return;
-  float* gathered = b.added;
-  for (int i = 0; i < pass.wanted_rows; ++i) {
-    std::memcpy(gathered + std::size_t(i) * shape_.width, b.x + std::size_t(pass.wanted[i]) * shape_.width,
-                sizeof(float) * shape_.width);
-  }
-  project(gathered, final_norm_, pass.wanted_rows, pass.logits);
-}
-
 void Decoder::project(const float* rows, const float* norm, int count, float* to) const {
   static RowStore store;  // calls take turns
   const Tiles tiles(count);
-  Activations& last = store.shape(shape_.width, count, {&head_});
+  Activations& last = store.shape(shape_.width, count, {&ends_.head});
   prepare_rows(rows, norm, shape_.width, shape_.norm_epsilon, tiles, last);
-  multiply(last, tiles, {{head_, nullptr, to, std::size_t(shape_.vocabulary), false}});
+  multiply(last, tiles, {{ends_.head, nullptr, to, std::size_t(shape_.vocabulary), false}});
   if (shape_.logit_cap > 0.0f) {
     const int pieces = (shape_.vocabulary + kLogitsAtOnce - 1) / kLogitsAtOnce;
     pool().run(count * pieces, 1, [&](int first, int last_piece) {

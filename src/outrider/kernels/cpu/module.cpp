@@ -160,6 +160,7 @@ const float* float_of(const nb::dict& layer, const char* name, std::size_t lengt
 }
 
 Packed packed_of(const nb::dict& layer, const char* name, int inputs, int outputs) {
+  check(layer.contains(name), (std::string(name) + " is missing").c_str());
   const Packed found = nb::cast<Packed>(layer[name]);
   check(found.inputs == inputs && found.outputs == outputs, (std::string(name) + " has another shape than is due").c_str());
   return found;
@@ -168,9 +169,12 @@ Packed packed_of(const nb::dict& layer, const char* name, int inputs, int output
 LayerWeights layer_of(const nb::dict& layer, const DecoderShape& s) {
   const int query = s.heads * s.head_width, key = s.key_heads * s.head_width;
   LayerWeights made;
-  made.query = packed_of(layer, "query", s.width, query);
-  made.key = packed_of(layer, "key", s.width, key);
-  made.value = packed_of(layer, "value", s.width, key);
+  made.joins = layer.contains("joins") && nb::cast<bool>(layer["joins"]);
+  made.beside_norm = float_of(layer, "beside_norm", s.width);
+  const int reads = made.joins ? 2 * s.width : s.width;
+  made.query = packed_of(layer, "query", reads, query);
+  made.key = packed_of(layer, "key", reads, key);
+  made.value = packed_of(layer, "value", reads, key);
   made.output = packed_of(layer, "output", query, s.width);
   made.gate = packed_of(layer, "gate", s.width, s.inner);
   made.up = packed_of(layer, "up", s.width, s.inner);
@@ -185,7 +189,7 @@ LayerWeights layer_of(const nb::dict& layer, const DecoderShape& s) {
   made.down_bias = float_of(layer, "down_bias", s.width);
   made.attention_norm = float_of(layer, "attention_norm", s.width);
   made.mlp_norm = float_of(layer, "mlp_norm", s.width);
-  check(made.attention_norm && made.mlp_norm, "a layer needs its two norms");
+  check(made.mlp_norm, "a layer needs the norm before its feed-forward part");
   made.query_norm = float_of(layer, "query_norm", s.head_width);
   made.key_norm = float_of(layer, "key_norm", s.head_width);
   made.attention_post_norm = float_of(layer, "attention_post_norm", s.width);
@@ -217,15 +221,23 @@ DecoderShape shape_of(const nb::dict& d) {
   return s;
 }
 
-void make_decoder(Decoder* self, const nb::dict& shape, const nb::list& layers, const Packed& embedding,
-                  Vector<float> final_norm, const Packed& head) {
+Packed end_of(const nb::dict& ends, const char* name, int inputs, int outputs) {
+  const bool absent = !ends.contains(name) || ends[name].is_none();
+  return absent ? Packed{} : packed_of(ends, name, inputs, outputs);
+}
+
+void make_decoder(Decoder* self, const nb::dict& shape, const nb::list& layers, const nb::dict& ends) {
   const DecoderShape s = shape_of(shape);
   std::vector<LayerWeights> made;
   for (const nb::handle layer : layers) made.push_back(layer_of(nb::cast<nb::dict>(layer), s));
-  check(embedding.inputs == s.width && embedding.outputs >= s.vocabulary, "the embedding has another shape than is due");
-  check(head.inputs == s.width && head.outputs == s.vocabulary, "the head has another shape than is due");
-  check(int(final_norm.size()) == s.width, "the final norm has another length than is due");
-  new (self) Decoder(s, std::move(made), embedding, final_norm.data(), head);
+  DecoderEnds e;
+  e.embedding = end_of(ends, "embedding", s.width, s.vocabulary);
+  e.entry = end_of(ends, "entry", 2 * s.width, s.width);
+  e.entry_bias = float_of(ends, "entry_bias", s.width);
+  e.entry_norm = float_of(ends, "entry_norm", s.width);
+  e.final_norm = float_of(ends, "final_norm", s.width);
+  e.head = end_of(ends, "head", s.width, s.vocabulary);
+  new (self) Decoder(s, std::move(made), e);
 }
 
 void check_tokens(Vector<std::int64_t> tokens, int vocabulary) {
@@ -238,7 +250,12 @@ void check_rows(const Array<float, 2>& rows, std::size_t count, int width) {
   check(rows.shape(0) == count && int(rows.shape(1)) == width, "the output has another shape than is due");
 }
 
+void check_end(const Packed& end) {
+  check(end.outputs > 0, "the decoder was made without the matrix this takes");
+}
+
 void embed(const Decoder& decoder, Vector<std::int64_t> tokens, Array<float, 2> to) {
+  check_end(decoder.ends().embedding);
   check_tokens(tokens, decoder.shape().vocabulary);
   check_rows(to, tokens.size(), decoder.shape().width);
   const nb::gil_scoped_release release;
@@ -246,6 +263,7 @@ void embed(const Decoder& decoder, Vector<std::int64_t> tokens, Array<float, 2> 
 }
 
 void unembed(const Decoder& decoder, Array<const float, 2> rows, Array<float, 2> to) {
+  check_end(decoder.ends().head);
   check(int(rows.shape(1)) == decoder.shape().width, "the rows have another width than the decoder");
   check_rows(to, rows.shape(0), decoder.shape().vocabulary);
   if (!rows.shape(0)) return;
@@ -254,24 +272,26 @@ void unembed(const Decoder& decoder, Array<const float, 2> rows, Array<float, 2>
 }
 
 void head_rows(const Decoder& decoder, Vector<std::int64_t> ids, Array<float, 2> to) {
+  check_end(decoder.ends().head);
   check_tokens(ids, decoder.shape().vocabulary);
   check_rows(to, ids.size(), decoder.shape().width);
   const nb::gil_scoped_release release;
   decoder.head_rows(ids.data(), int(ids.size()), to.data());
 }
 
-// A sequence is (rows, context, forced, skip, parents, slots).
-void forward(Decoder& decoder, Vector<std::int64_t> tokens, Vector<std::int64_t> positions, const nb::list& sequences,
-             nb::ndarray<nb::c_contig, nb::device::cpu> keys, nb::ndarray<nb::c_contig, nb::device::cpu> values,
-             Vector<std::int64_t> wanted, Array<float, 2> logits, const nb::list& hidden) {
+using Halves = nb::ndarray<nb::c_contig, nb::device::cpu>;
+
+// Where a pass's rows stand and what is wanted of them.  A sequence is (rows, context, forced, skip, parents, slots,
+// together).
+Decoder::Pass pass_of(const Decoder& decoder, Vector<std::int64_t> positions, const nb::list& sequences,
+                      const Halves& keys, const Halves& values) {
   Decoder::Pass pass{};
-  const DecoderShape& shape = decoder.shape();
   check(keys.ndim() == 3 && values.ndim() == 3 && keys.itemsize() == 2 && values.itemsize() == 2,
         "keys and values must be [layers x heads, slots, width] of 16 bits");
-  check(int(keys.shape(2)) == shape.stored_width() && keys.nbytes() == values.nbytes(), "keys and values have another width than a stored head");
-  pass.rows = int(tokens.size());
-  check(positions.size() == tokens.size(), "there are more positions than tokens, or fewer");
-  pass.tokens = tokens.data();
+  check(int(keys.shape(2)) == decoder.shape().stored_width() && keys.nbytes() == values.nbytes(),
+        "keys and values have another width than a stored head");
+  check(int(keys.shape(0)) == decoder.layers() * decoder.shape().key_heads, "keys are kept for more heads than there are, or fewer");
+  pass.rows = int(positions.size());
   pass.positions = positions.data();
   pass.cache = {static_cast<std::uint16_t*>(keys.data()), static_cast<std::uint16_t*>(values.data()),
                 std::int64_t(keys.shape(1))};
@@ -281,7 +301,7 @@ void forward(Decoder& decoder, Vector<std::int64_t> tokens, Vector<std::int64_t>
     const auto parents = nb::cast<Vector<std::int32_t>>(share[4]);
     const auto slots = nb::cast<Vector<std::int64_t>>(share[5]);
     SequenceShare made{row, nb::cast<int>(share[0]), nb::cast<int>(share[1]), nb::cast<int>(share[2]),
-                       nb::cast<int>(share[3]), parents.data(), int(parents.size()), slots.data()};
+                       nb::cast<int>(share[3]), nb::cast<bool>(share[6]), parents.data(), int(parents.size()), slots.data()};
     check(made.context >= 0 && made.forced >= 0 && made.skip >= 0 &&
               made.skip + made.rows == made.forced + made.nodes &&
               int(slots.size()) == made.context + made.forced + made.nodes,
@@ -292,7 +312,13 @@ void forward(Decoder& decoder, Vector<std::int64_t> tokens, Vector<std::int64_t>
     pass.sequences.push_back(made);
   }
   check(row == pass.rows, "the sequences have more rows than the pass, or fewer");
-  check_tokens(tokens, shape.vocabulary);
+  return pass;
+}
+
+// What a pass hands out: logits of wanted rows, and hidden rows of (layer, to).
+void want(const Decoder& decoder, Vector<std::int64_t> wanted, const Array<float, 2>& logits, const nb::list& hidden,
+          Decoder::Pass& pass) {
+  const DecoderShape& shape = decoder.shape();
   pass.wanted = wanted.data();
   pass.wanted_rows = int(wanted.size());
   for (int i = 0; i < pass.wanted_rows; ++i) check(wanted.data()[i] >= 0 && wanted.data()[i] < pass.rows, "a wanted row is not in the pass");
@@ -306,6 +332,51 @@ void forward(Decoder& decoder, Vector<std::int64_t> tokens, Vector<std::int64_t>
     check(int(to.shape(0)) == pass.rows && int(to.shape(1)) == shape.width, "hidden rows have another shape than is due");
     pass.hidden.emplace_back(layer, to.data());
   }
+}
+
+void forward(Decoder& decoder, Vector<std::int64_t> tokens, Vector<std::int64_t> positions, const nb::list& sequences,
+             const Halves& keys, const Halves& values, Vector<std::int64_t> wanted, const Array<float, 2>& logits,
+             const nb::list& hidden) {
+  Decoder::Pass pass = pass_of(decoder, positions, sequences, keys, values);
+  check_end(decoder.ends().embedding);
+  check_end(decoder.ends().head);
+  check(!decoder.joins(), "a decoder that reads two rows side by side begins with rows, not with tokens");
+  check(positions.size() == tokens.size(), "there are more positions than tokens, or fewer");
+  check_tokens(tokens, decoder.shape().vocabulary);
+  pass.tokens = tokens.data();
+  want(decoder, wanted, logits, hidden, pass);
+  const nb::gil_scoped_release release;
+  decoder.forward(pass);
+}
+
+using Rows = Array<const float, 2>;
+
+void give_rows(const Decoder& decoder, const Rows& rows, const std::optional<Rows>& beside, Decoder::Pass& pass) {
+  check(decoder.joins() == beside.has_value(), "there are rows beside the rows, and nothing reads them, or the other way round");
+  for (const Rows* each : {&rows, beside ? &*beside : &rows}) {
+    check(int(each->shape(0)) == pass.rows && int(each->shape(1)) == decoder.shape().width,
+          "the given rows have another shape than is due");
+  }
+  pass.input = rows.data();
+  pass.beside = beside ? beside->data() : nullptr;
+}
+
+void forward_rows(Decoder& decoder, const Rows& rows, const std::optional<Rows>& beside, Vector<std::int64_t> positions,
+                  const nb::list& sequences, const Halves& keys, const Halves& values, Vector<std::int64_t> wanted,
+                  const Array<float, 2>& logits, const nb::list& hidden) {
+  Decoder::Pass pass = pass_of(decoder, positions, sequences, keys, values);
+  give_rows(decoder, rows, beside, pass);
+  want(decoder, wanted, logits, hidden, pass);
+  const nb::gil_scoped_release release;
+  decoder.forward(pass);
+}
+
+// Every layer's keys and values of given rows, which no layer changes or norms: a context that layers attend to.
+void write_keys(Decoder& decoder, const Rows& rows, Vector<std::int64_t> positions, const nb::list& sequences,
+                const Halves& keys, const Halves& values) {
+  Decoder::Pass pass = pass_of(decoder, positions, sequences, keys, values);
+  give_rows(decoder, rows, std::nullopt, pass);
+  pass.keys_only = true;
   const nb::gil_scoped_release release;
   decoder.forward(pass);
 }
@@ -421,10 +492,12 @@ NB_MODULE(_cpu, m) {
       .def_ro("inputs", &Packed::inputs)
       .def_ro("outputs", &Packed::outputs);
   nb::class_<Decoder>(m, "Decoder")
-      .def("__init__", &make_decoder, "shape"_a, "layers"_a, "embedding"_a, "final_norm"_a, "head"_a, nb::keep_alive<1, 3>(),
-           nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>())
+      .def("__init__", &make_decoder, "shape"_a, "layers"_a, "ends"_a, nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
       .def("forward", &forward, "tokens"_a, "positions"_a, "sequences"_a, "keys"_a, "values"_a, "wanted"_a, "logits"_a,
            "hidden"_a)
+      .def("forward_rows", &forward_rows, "rows"_a, "beside"_a.none(), "positions"_a, "sequences"_a, "keys"_a, "values"_a,
+           "wanted"_a, "logits"_a, "hidden"_a)
+      .def("write_keys", &write_keys, "rows"_a, "positions"_a, "sequences"_a, "keys"_a, "values"_a)
       .def("embed", &embed, "tokens"_a, "to"_a)
       .def("unembed", &unembed, "rows"_a, "to"_a)
       .def("head_rows", &head_rows, "ids"_a, "to"_a);
