@@ -10,7 +10,13 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 BUILD: Final = ROOT / "build" / "sanitize"
-TESTS: Final = ("tests/unit/test_cpu_kernels.py", "tests/unit/test_best_scores.py", "tests/parity/test_native_model.py")
+TESTS: Final = (
+    "tests/unit/test_cpu_kernels.py",
+    "tests/unit/test_best_scores.py",
+    "tests/unit/test_packed_linear.py",
+    "tests/parity/test_native_model.py",
+    "tests/parity/test_native_heads.py",
+)
 RUN: Final = """
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("outrider.kernels._cpu", sys.argv[1])
