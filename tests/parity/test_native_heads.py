@@ -13,20 +13,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny_native
+from wrapped import Wrapped
 
+from outrider.heads import native as heads_native
+from outrider.heads.block_runner import BlockRunner
 from outrider.heads.blocks import BlockShape
 from outrider.heads.dspark import DSparkConfig, DSparkHead
 from outrider.heads.eagle import EagleConfig, EagleHead
 from outrider.heads.eagle3 import Eagle3Config, Eagle3Head
-from outrider.heads.packed import Packing
+from outrider.heads.native import (
+    NativeBlockRunner,
+    NativeFeatureRunner,
+    Stack,
+    block_runner,
+    feature_runner,
+    parts_of,
+)
+from outrider.heads.packed import Packing, pack
 from outrider.heads.runner import FeatureRunner, attend_by
 from outrider.kernels.native import cpu, missing, physical_cores
 from outrider.kv.pool import KVPool, PagedCache
 from outrider.target.pass_plan import PassPlan
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder, root_only
-
-if cpu is not None:
-    from outrider.heads.native import NativeFeatureRunner, Stack, parts_of
 
 pytestmark = pytest.mark.skipif(cpu is None, reason=f"{missing}")
 
@@ -34,6 +42,8 @@ WIDTH, VOCABULARY = 64, 70
 SHAPE = BlockShape(width=WIDTH, heads=4, key_heads=2, head_width=16, inner=96, positions=256)
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 EAGLE = EagleConfig(SHAPE, hidden_layers=(2,))
+NARROW = replace(SHAPE, width=32)
+DSPARK = DSparkConfig(SHAPE, (0, 1), blocks=2, slots=4, mask_id=0, vocabulary=VOCABULARY, target_vocabulary=90)
 EAGLE3 = Eagle3Config(SHAPE, hidden_layers=(0, 1, 2), vocabulary=VOCABULARY)
 VARIANTS: dict[str, EagleConfig | Eagle3Config] = {
     "eagle": EAGLE,
@@ -58,19 +68,19 @@ def all_threads() -> Iterator[None]:
 
 
 @cache
-def module(variant: str) -> Any:
+def module(variant: str, packing: str = "fp32") -> Any:
     config = VARIANTS[variant]
     with torch.random.fork_rng():
         torch.manual_seed(3)
         made = (EagleHead(config) if isinstance(config, EagleConfig) else Eagle3Head(config)).requires_grad_(False)
         for parameter in made.parameters():
             parameter.normal_(0.0, 0.15) if parameter.ndim == 2 else parameter.normal_(1.0, 0.3)
-    return made
+    return pack(made, PACKINGS[packing])
 
 
 @cache
 def stack(variant: str, packing: str = "fp32") -> Stack:
-    return Stack(parts_of(module(variant)), PACKINGS[packing])
+    return Stack(parts_of(module(variant, packing)))
 
 
 def new_cache(rows: int = 512, page: int = 16) -> PagedCache:
@@ -221,42 +231,87 @@ def tree_around(dice: random.Random, depth: int) -> tuple[TokenTree, list[int]]:
     return builder.build(), nodes
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_runners_answer_alike_in_the_targets_tokens(kind: str) -> None:
+WHOLE = replace(DSPARK, vocabulary=0)
+RUN: dict[str, tuple[Any, Any]] = {
+    "eagle": (EagleHead, replace(EAGLE, block=NARROW)),
+    "eagle3": (Eagle3Head, replace(EAGLE3, block=NARROW, vocabulary=20)),
+    "dspark": (DSparkHead, replace(DSPARK, block=NARROW, vocabulary=20, target_vocabulary=64)),
+    "dflash": (
+        DSparkHead,
+        replace(
+            DSPARK, block=NARROW, vocabulary=0, draft_from_anchor=False, correction="independent", confidence=False
+        ),
+    ),
+}
+
+
+def network(name: str) -> Any:
+    """A random head whose tokens, where it has its own, are every third of the target's."""
+    kind, config = RUN[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(6)
+        made = kind(config).requires_grad_(False)
+    if made.ids is not None:
+        made.ids.copy_(torch.arange(20) * 3)
+    return made
+
+
+def assert_alike(theirs: torch.Tensor, ours: torch.Tensor) -> None:
+    """Equal but for what rounding rows to int8 makes of the 16-bit cache."""
+    assert torch.equal(theirs.isinf(), ours.isinf())
+    known = theirs[theirs.isfinite()]
+    assert float((known - ours[ours.isfinite()]).abs().max()) <= 0.06 * float(known.std())
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+def test_feature_runners_answer_alike_in_the_targets_tokens(name: str) -> None:
     """The whole of a drafter's pass: embeddings and, without an LM head of its own, logits come from the target."""
-    target, shape = tiny_native(), replace(SHAPE, width=32)
-    config = replace(EAGLE, block=shape) if kind == "eagle" else replace(EAGLE3, block=shape, vocabulary=20)
-
-    def head() -> Any:
-        with torch.random.fork_rng():
-            torch.manual_seed(6)
-            made = EagleHead(config) if isinstance(config, EagleConfig) else Eagle3Head(config)
-        for buffer in made.buffers():
-            if buffer.dtype == torch.int64:
-                buffer.copy_(torch.arange(20) * 3)
-        return made.requires_grad_(False)
-
-    runners = FeatureRunner(head(), target), NativeFeatureRunner(head(), target, PACKINGS["fp32"])
-    found = []
-    for runner in runners:
+    target, found = tiny_native(), []
+    for runner in FeatureRunner(network(name), target), feature_runner(network(name), target):
         cache_ = new_cache()
         batch = batch_of(cache_, SequenceRows("a", 0, (1, 2, 3), branching(5), all_logits=True))
-        features = runner.fuse([numbers(len(batch.tokens), 32, seed) for seed in range(len(config.hidden_layers))])
+        features = runner.fuse([numbers(len(batch.tokens), 32, seed) for seed in range(len(runner.hidden_layers))])
         found.append(runner.forward(batch, features, cache_))
+        assert found[-1][1].shape == (10, target.vocabulary)
+    assert type(runner) is NativeFeatureRunner
     for theirs, ours in zip(*found, strict=True):
-        assert torch.equal(theirs.isinf(), ours.isinf())
-        known = theirs[theirs.isfinite()]
-        assert float((known - ours[ours.isfinite()]).abs().max()) < 0.05 * float(known.std()), "beyond int8 rows"
-    assert found[1][1].shape[1] == target.vocabulary
+        assert_alike(theirs, ours)
+
+
+@pytest.mark.parametrize("name", ["dspark", "dflash"])
+def test_block_runners_answer_alike_in_the_targets_tokens(name: str) -> None:
+    target, found = tiny_native(), []
+    for runner in BlockRunner(network(name), target), block_runner(network(name), target):
+        cache_ = new_cache()
+        contexts = [SequenceRows(key, 0, tuple(range(1, count)), None) for key, count in (("a", 9), ("b", 5))]
+        batch = batch_of(cache_, *contexts)
+        runner.extend(batch, [numbers(len(batch.tokens), 32, seed) for seed in range(2)], cache_)
+        blocks = [SequenceRows(each.key, each.rows, (7, 0, 0, 0), None, together=True) for each in contexts]
+        block, previous = runner.block(batch_of(cache_, *blocks), cache_), torch.tensor([3, 8])
+        found.append([block.logits(slot, previous).clone() for slot in range(runner.drafts)])
+        found[-1].append(block.confidence(1, previous))
+        assert found[-1][0].shape == (2, target.vocabulary)
+    assert type(runner) is NativeBlockRunner
+    for theirs, ours in zip(*found, strict=True):
+        assert_alike(theirs, ours)
+
+
+def test_without_kernels_or_on_another_device_heads_run_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_native()
+    elsewhere = Wrapped(target)
+    elsewhere.device = torch.device("meta")
+    assert type(feature_runner(network("eagle"), elsewhere)) is FeatureRunner  # type: ignore[arg-type]
+    monkeypatch.setattr(heads_native, "cpu", None)
+    assert type(feature_runner(network("eagle"), target)) is FeatureRunner
+    assert type(block_runner(network("dspark"), target)) is BlockRunner
 
 
 def test_a_block_sees_itself_and_a_context_whose_keys_were_given() -> None:
     """A block drafter: every layer's keys of the context come from the same rows, and a block's rows see each other."""
-    config = DSparkConfig(SHAPE, (0, 1), blocks=2, slots=4, mask_id=0, vocabulary=VOCABULARY, target_vocabulary=90)
     with torch.random.fork_rng():
         torch.manual_seed(4)
-        head = DSparkHead(config).requires_grad_(False)
-    made = Stack(parts_of(head), PACKINGS["fp32"])
+        head = DSparkHead(DSPARK).requires_grad_(False)
+    made = Stack(parts_of(head))
     context, rows = numbers(9, WIDTH, 1), numbers(4, WIDTH, 2)
     ours, theirs = new_cache(), new_cache()
     before = SequenceRows("a", 0, tuple(range(9)), None)
@@ -268,7 +323,7 @@ def test_a_block_sees_itself_and_a_context_whose_keys_were_given() -> None:
     for key, value in head.context(context[None], batch.positions[None]):
         plan.write(key, value)
     batch = batch_of(theirs, block)
-    attends = [attend_by(PassPlan(batch, theirs))] * config.blocks
+    attends = [attend_by(PassPlan(batch, theirs))] * DSPARK.blocks
     expected = head(rows[None], batch.positions[None], attends, lambda final: final)
     for found, due in ((answers, expected.hidden), (logits, expected.logits)):
         assert float((found - due[0, 0]).abs().max()) < 0.005 * float(due.std())

@@ -20,6 +20,7 @@ import torch
 from outrider.drafters.base import Committed, DraftContext, DraftSequence, Needs, Outcome, Workbench
 from outrider.errors import ConfigError
 from outrider.heads.block_runner import Block, BlockRunner
+from outrider.heads.native import block_runner
 from outrider.kv.pool import PagedCache
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder, root_only
 
@@ -176,7 +177,7 @@ def block_drafter(bench: Workbench, options: _Options) -> BlockDrafter:
     """
     if not options.head:
         raise ConfigError(f"{options.method} needs a trained head; name its folder with --speculative-draft-model-path")
-    runner = BlockRunner(bench.head(options.head).build(), bench.target)
+    runner = block_runner(bench.head(options.head).build(), bench.target)
     name = f"head:{options.head}"
     bench.reserve(name, runner.row_bytes)
     # Which rows share a pass moves a head's answers by rounding alone, and what it drafts changes no text.

@@ -22,7 +22,7 @@ import torch
 from outrider.drafters._growth import Growth, TreeShape
 from outrider.drafters.base import Committed, DraftContext, DraftSequence, Needs, Outcome, Workbench
 from outrider.errors import ConfigError
-from outrider.heads.runner import FeatureRunner
+from outrider.heads.native import feature_runner
 from outrider.kv.pool import PagedCache
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, root_only
 
@@ -310,7 +310,7 @@ def feature_drafter(bench: Workbench, options: _Options, shape: TreeShape) -> Fe
     """
     if not options.head:
         raise ConfigError(f"{options.method} needs a trained head; name its folder with --speculative-draft-model-path")
-    runner = FeatureRunner(bench.head(options.head).build(), bench.target)
+    runner = feature_runner(bench.head(options.head).build(), bench.target)
     name = f"head:{options.head}"
     bench.reserve(name, runner.row_bytes)
     # Which rows share a pass moves a head's answers by rounding alone, and what it drafts changes no text.

@@ -1,24 +1,26 @@
 """Heads on the CPU kernels: the blocks of a step are one call, from rows to answers and logits.
 
 A torch module costs several times its arithmetic in calls of torch.  Here what a head does is a value, its ``Parts``,
-which the decoder of the kernels runs; the torch module stays the specification.
+which the decoder of the kernels runs on the module's own packed matrices; the module stays the specification.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import nn
 
+from outrider.heads.block_runner import Block, BlockRunner
 from outrider.heads.blocks import Attention, BlockShape, GatedNetwork
-from outrider.heads.dspark import DSparkHead
+from outrider.heads.dspark import DSparkHead, Slots
 from outrider.heads.eagle import EagleHead
 from outrider.heads.eagle3 import Eagle3Head
-from outrider.heads.packed import Packing, pack
+from outrider.heads.packed import PackedLinear
 from outrider.heads.runner import FeatureRunner
 from outrider.kernels.native import cpu
 from outrider.kv.pool import PagedCache
@@ -130,40 +132,34 @@ class Stack:
     A row's answer and logits are the same bits whatever else is in the pass.
 
     Args:
-        parts: what they are made of, in torch.
-        packing: in which kinds their matrices are kept; None is fp32.
+        parts: what they are made of; matrices that are not packed are multiplied in fp32.
     """
 
-    def __init__(self, parts: Parts, packing: Packing | None = None) -> None:
-        shape, wanted = parts.shape, packing or Packing()
-        linears = {
-            f"{index}.{name}": _inner(block, path)
-            for index, block in enumerate(parts.blocks)
-            for name, path in _MATRICES.items()
-        }
-        ends = {"entry": parts.entry, wanted.head_name: parts.lm_head}
-        linears |= {name: linear for name, linear in ends.items() if linear is not None}
-        packed, self._arena = pack_all(
-            {name: stored_matrix(linear.weight, wanted.kind(name)) for name, linear in linears.items()}
-        )
+    def __init__(self, parts: Parts) -> None:
+        shape = parts.shape
         self.width, self.vocabulary = shape.width, 0 if parts.lm_head is None else parts.lm_head.out_features
         self._answers = len(parts.blocks) if parts.answers_normed else len(parts.blocks) - 1
         self._heads, self._head_width = len(parts.blocks) * shape.key_heads, shape.head_width
         self._decoder = cpu.Decoder(
             _sizes(parts, self.vocabulary),
-            [_layer(parts, block, index, packed) for index, block in enumerate(parts.blocks)],
+            [_layer(parts, block) for block in parts.blocks],
             {
-                "entry": packed.get("entry"),
-                "entry_bias": None if parts.entry is None else _numbers(parts.entry.bias),
+                "entry": _matrix(parts.entry),
+                "entry_bias": _numbers(getattr(parts.entry, "bias", None)),
                 "entry_norm": _weight(parts.entry_norm),
                 "final_norm": _weight(parts.final_norm),
-                "head": packed.get(wanted.head_name),
+                "head": _matrix(parts.lm_head),
             },
         )
         self.row_bytes = row_bytes(self._heads, self._head_width)
 
     def forward(
-        self, rows: torch.Tensor, beside: torch.Tensor | None, batch: TreeBatch, cache: PagedCache
+        self,
+        rows: torch.Tensor,
+        beside: torch.Tensor | None,
+        batch: TreeBatch,
+        cache: PagedCache,
+        wanted: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute every row of a batch, writing its keys and values into the cache.
 
@@ -172,13 +168,15 @@ class Stack:
             beside: fp32 [rows, width], for a head that reads two rows side by side; None for others.
             batch: where the rows stand.
             cache: the head's pages, already extended.
+            wanted: int64, rows that get logits; None is the batch's.
 
         Returns:
             The answers [rows, width], and logits [wanted rows, vocabulary]: no columns where the head has no LM head.
         """
+        wanted = batch.wanted if wanted is None else wanted
         store = half_store(cache, self._heads, self._head_width)
         answers = torch.empty(len(rows), self.width)
-        logits = torch.empty(len(batch.wanted), self.vocabulary)
+        logits = torch.empty(len(wanted), self.vocabulary)
         self._decoder.forward_rows(
             rows.contiguous().numpy(),
             None if beside is None else beside.contiguous().numpy(),
@@ -186,7 +184,7 @@ class Stack:
             shares(batch, cache),
             store.keys,
             store.values,
-            batch.wanted.numpy(),
+            wanted.numpy(),
             logits.numpy(),
             [(self._answers, answers.numpy())],
         )
@@ -207,18 +205,11 @@ class Stack:
 
 
 class NativeFeatureRunner(FeatureRunner):
-    """An EAGLE head that is ready to run on the CPU kernels.
+    """An EAGLE head that is ready to run on the CPU kernels."""
 
-    Args:
-        head: an EAGLE network, in torch.
-        target: whose rows it continues.
-        packing: in which kinds its matrices are kept.
-    """
-
-    def __init__(self, head: Any, target: TargetModel, packing: Packing | None = None) -> None:
+    def __init__(self, head: Any, target: TargetModel) -> None:
         super().__init__(head, target)
-        self._stack = Stack(parts_of(head), packing)
-        head.fc = pack(head.fc, packing)
+        self._stack = Stack(parts_of(self._head))
         self.row_bytes = self._stack.row_bytes
 
     @torch.inference_mode()
@@ -228,6 +219,46 @@ class NativeFeatureRunner(FeatureRunner):
         if not self._stack.vocabulary:
             logits = self._target.unembed(answers[batch.wanted])
         return answers, self._ids.spread(logits)
+
+
+class NativeBlockRunner(BlockRunner):
+    """A block head that is ready to run on the CPU kernels."""
+
+    def __init__(self, head: DSparkHead, target: TargetModel) -> None:
+        super().__init__(head, target)
+        self._stack = Stack(parts_of(self._head))
+        self.row_bytes = self._stack.row_bytes
+
+    @torch.inference_mode()
+    def extend(self, batch: TreeBatch, features: Sequence[torch.Tensor], cache: PagedCache) -> None:
+        """See :class:`outrider.heads.block_runner.BlockRunner`."""
+        self._stack.write_keys(self._head.fuse([rows.float() for rows in features]), batch, cache)
+
+    @torch.inference_mode()
+    def block(self, batch: TreeBatch, cache: PagedCache) -> Block:
+        """See :class:`outrider.heads.block_runner.BlockRunner`."""
+        drafted = torch.arange(len(batch.tokens)).view(-1, self.slots)[:, -self.drafts :]
+        answers, logits = self._stack.forward(
+            self._target.embed(batch.tokens), None, batch, cache, wanted=drafted.flatten()
+        )
+        hidden = answers[drafted]
+        if not self._stack.vocabulary:
+            logits = self._target.unembed(hidden.flatten(0, 1))
+        return Block(self._head, Slots(hidden, logits.unflatten(0, drafted.shape)), self._ids)
+
+
+def feature_runner(head: Any, target: TargetModel) -> FeatureRunner:
+    """An EAGLE head, ready to run where its target does."""
+    return (NativeFeatureRunner if _kernels_serve(target) else FeatureRunner)(head, target)
+
+
+def block_runner(head: DSparkHead, target: TargetModel) -> BlockRunner:
+    """A block head, ready to run where its target does."""
+    return (NativeBlockRunner if _kernels_serve(target) else BlockRunner)(head, target)
+
+
+def _kernels_serve(target: TargetModel) -> bool:
+    return cpu is not None and target.device.type == "cpu"
 
 
 def _sizes(parts: Parts, vocabulary: int) -> dict[str, Any]:
@@ -249,11 +280,12 @@ def _sizes(parts: Parts, vocabulary: int) -> dict[str, Any]:
     }
 
 
-def _layer(parts: Parts, block: BlockParts, index: int, packed: dict[str, Any]) -> dict[str, Any]:
+def _layer(parts: Parts, block: BlockParts) -> dict[str, Any]:
     frequencies, scale = parts.rotation
+    linears = {name: attrgetter(path)(block) for name, path in _MATRICES.items()}
     return (
-        {name: packed[f"{index}.{name}"] for name in _MATRICES}
-        | {f"{name}_bias": _numbers(_inner(block, path).bias) for name, path in _MATRICES.items()}
+        {name: _matrix(linear) for name, linear in linears.items()}
+        | {f"{name}_bias": _numbers(linear.bias) for name, linear in linears.items()}
         | {
             "attention_norm": _weight(block.attention_norm),
             "mlp_norm": _weight(block.network_norm),
@@ -268,15 +300,16 @@ def _layer(parts: Parts, block: BlockParts, index: int, packed: dict[str, Any]) 
     )
 
 
-def _inner(block: BlockParts, path: str) -> nn.Linear:
-    part, _, name = path.partition(".")
-    found: nn.Linear = getattr(getattr(block, part), name)
-    return found
+def _matrix(linear: Any) -> Any:
+    """The kernels' matrix of a linear layer, shared with it if it is packed."""
+    if linear is None or isinstance(linear, PackedLinear):
+        return linear and linear.matrix
+    return pack_all({"": stored_matrix(linear.weight)})[0][""]
 
 
 def _weight(norm: nn.Module | None) -> np.ndarray[Any, Any] | None:
     return _numbers(getattr(norm, "weight", None))
 
 
-def _numbers(vector: Any) -> np.ndarray[Any, Any] | None:
-    return None if vector is None else vector.detach().float().contiguous().numpy().copy()
+def _numbers(vector: torch.Tensor | None) -> np.ndarray[Any, Any] | None:
+    return None if vector is None else vector.detach().float().clone().numpy()

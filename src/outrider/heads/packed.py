@@ -62,8 +62,9 @@ class PackedLinear(nn.Module):
     def __init__(self, matrix: Any, bias: torch.Tensor | None = None) -> None:
         super().__init__()
         self.in_features, self.out_features = int(matrix.inputs), int(matrix.outputs)
-        self._matrix = matrix
-        self._bias = None if bias is None else bias.detach().float().contiguous().numpy()
+        self.matrix = matrix
+        self.bias = None if bias is None else bias.detach().float().clone()
+        self._added = None if self.bias is None else self.bias.numpy()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Multiply rows [..., inputs] into [..., outputs].
@@ -74,14 +75,14 @@ class PackedLinear(nn.Module):
         flat = rows if rows.ndim == 2 else rows.reshape(-1, rows.shape[-1])
         # A fresh array costs less than half a microsecond more than a kept one: the allocator gives back the last one.
         made = np.empty((len(flat), self.out_features), dtype=np.float32)
-        cpu.linear(self._matrix, flat.float().contiguous().numpy(), made, self._bias)
+        cpu.linear(self.matrix, flat.float().contiguous().numpy(), made, self._added)
         result = torch.from_numpy(made)
         return result if rows.ndim == 2 else result.view(*rows.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         """What torch prints of it."""
-        bias = self._bias is not None
-        return f"{self.in_features}, {self.out_features}, bias={bias}, kind={self._matrix.kind}"
+        bias = self.bias is not None
+        return f"{self.in_features}, {self.out_features}, bias={bias}, kind={self.matrix.kind}"
 
 
 def pack(module: nn.Module, packing: Packing | None = None) -> nn.Module:
