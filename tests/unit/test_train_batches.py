@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from captured import LAYERS, Text, TinyTarget, teacher, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import tiny_model, tiny_native
+from wrapped import Wrapped
 
 from outrider.errors import ConfigError
+from outrider.target.base import TargetModel
 from outrider.train.batches import Batch, Batches, Flow, InMemory, Shape, held_out_batches, shifted
 from outrider.train.teacher import Matrices
 from outrider.train.vocabulary import draft_vocabulary, places
@@ -200,6 +203,29 @@ def test_the_teacher_on_some_tokens_and_with_a_cap() -> None:
     torch.testing.assert_close(capped.logits(hidden, ids), 5 * torch.tanh((hidden @ head.T)[..., ids] / 5))
     assert torch.equal(capped.best(hidden), (hidden @ head.T).argmax(-1))
     assert torch.equal(plain.embed(torch.tensor([[2]])), head[2].view(1, 1, 8))
+
+
+@pytest.mark.parametrize("make", [tiny_model, tiny_native])
+def test_the_teacher_has_the_targets_matrices(make: Callable[[], TargetModel]) -> None:
+    target = make()
+    found = Matrices.of(target)
+    hidden = torch.randn(5, target.width, generator=torch.Generator().manual_seed(4))
+    torch.testing.assert_close(found.logits(hidden), target.unembed(hidden), atol=0.1, rtol=0.02)  # eight bits
+    assert torch.equal(found.embed(torch.tensor([3, 9])), target.embed(torch.tensor([3, 9])))
+
+
+class Capped(Wrapped):
+    """A target that bends its logits, as Gemma 2 does."""
+
+    def unembed(self, hidden: torch.Tensor) -> torch.Tensor:
+        return 30 * torch.tanh(self.target.unembed(hidden) / 30)
+
+
+def test_the_teacher_finds_the_targets_cap() -> None:
+    target = Capped(tiny_model())
+    hidden = 20 * torch.randn(5, target.width, generator=torch.Generator().manual_seed(4))
+    assert target.unembed(hidden).abs().max() > 15
+    torch.testing.assert_close(Matrices.of(target).logits(hidden), target.unembed(hidden))
 
 
 def test_the_most_frequent_tokens_make_the_draft_vocabulary() -> None:
