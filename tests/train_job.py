@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from captured import LAYERS, TinyTarget, teacher, texts
 
-from outrider.train.batches import Batches, Pieces, Shape, Stream, held_out_batches
+from outrider.train.batches import Batches, InMemory, Shape, Stream, held_out_batches
 from outrider.train.loop import Task, Training
 from outrider.train.recipes.base import recipe_class
 from outrider.train.settings import Settings
@@ -24,7 +24,7 @@ def job(method: str = "blockwise") -> Task:
     """Two heads on a reduced vocabulary, 24 texts to learn from and 6 to be judged on."""
     torch.set_num_threads(1)
     recipe = recipe_class(method)(heads=2)
-    stream: Stream = Batches(Pieces(texts(24)), SHAPE, seed=0)
+    stream: Stream = Batches(InMemory(texts(24)), SHAPE, seed=0)
     held_out = held_out_batches(texts(6, seed=1), SHAPE)
     head = recipe.head(TinyTarget(), torch.arange(48), seed=0)
     return Task(recipe, head, teacher(), stream, held_out)

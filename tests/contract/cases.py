@@ -1,7 +1,7 @@
 """Every registered drafter, made ready for tiny models by what its config says of itself.
 
-A new method is covered as soon as it registers: fields that take draft models get tiny ones, and a method that can
-branch is run as a chain and as a tree.
+A new method is covered as soon as it registers: fields that take draft models or heads get tiny ones, and a method
+that can branch is run as a chain and as a tree.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import dataclasses
 from collections.abc import Iterator
 
 from tiny import VOCABULARY, tiny_model, tiny_native
+from tiny_heads import tiny_head
 
 from outrider import LLM, Speculation
 from outrider.config import CacheConfig, SchedulerConfig
 from outrider.drafters.base import DrafterConfig, config_class, methods
 from outrider.errors import ConfigError
+from outrider.heads.checkpoint import HeadCheckpoint
 from outrider.target.base import TargetModel
 from outrider.verify import check_exact, make_verifier, registered
 
@@ -37,6 +39,8 @@ def configs(model: str) -> Iterator[tuple[str, DrafterConfig]]:
             options["model"] = model
         if "models" in fields:
             options["models"] = ("bad", model)
+        if "head" in fields:
+            options["head"] = "tiny"
         if "min_match" in fields:
             options["min_match"] = 1
         yield name, found(**options)
@@ -71,6 +75,11 @@ def is_exact(config: DrafterConfig, rule: str) -> bool:
     return True
 
 
+def heads_of(config: DrafterConfig, target: TargetModel) -> dict[str, HeadCheckpoint]:
+    """A tiny head where the method drafts with one."""
+    return {"tiny": tiny_head(config.method, target)} if getattr(config, "head", "") else {}
+
+
 def make(
     config: DrafterConfig | str,
     *,
@@ -81,10 +90,12 @@ def make(
     scheduler: SchedulerConfig | None = None,
 ) -> LLM:
     """An LLM on a tiny target."""
+    target = target or BACKENDS[backend](0)
     return LLM.from_model(
-        target or BACKENDS[backend](0),
+        target,
         speculation=Speculation(config, verifier=verifier),
         draft_models=draft_models(backend),
+        heads={} if isinstance(config, str) else heads_of(config, target),
         cache=cache,
         scheduler=scheduler,
     )

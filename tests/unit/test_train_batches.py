@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from captured import LAYERS, Text, TinyTarget, teacher, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import tiny_model, tiny_native
+from wrapped import Wrapped
 
 from outrider.errors import ConfigError
-from outrider.train.batches import Batch, Batches, Pieces, Shape, held_out_batches, shifted
+from outrider.target.base import TargetModel
+from outrider.train.batches import Batch, Batches, Flow, InMemory, Shape, held_out_batches, shifted
 from outrider.train.teacher import Matrices
 from outrider.train.vocabulary import draft_vocabulary, places
 
@@ -58,10 +62,12 @@ def test_long_texts_are_cut_and_texts_without_an_answer_are_left_out() -> None:
     assert batch.mask.tolist() == [[False, True, True, False]]
     assert [shape.learnable(text(9, start)) for start in (0, 1, 3, 4)] == [False, True, True, False]
     assert not shape.learnable(text(3, 3))
-    with pytest.raises(ConfigError, match="begins before max_length, 4 tokens"):
-        next(Batches(Pieces([text(9, 5)]), shape, seed=0))
+    with pytest.raises(ConfigError, match="no text has an answer that begins before token 4"):
+        next(Batches(InMemory([text(9, 5)]), shape, seed=0))
     with pytest.raises(ConfigError, match="nothing to train on"):
-        Batches(Pieces([]), shape, seed=0)
+        next(Batches(InMemory([]), shape, seed=0))
+    with pytest.raises(ConfigError, match="nothing to train on"):
+        next(Flow([], shape, seed=0))
     with pytest.raises(ConfigError, match="no held-out texts"):
         held_out_batches([text(9, 5)], shape)
 
@@ -105,6 +111,44 @@ def test_a_place_is_found_again(seed: int, read: int) -> None:
         assert one.seed == other.seed
 
 
+@settings(max_examples=25, deadline=None)
+@given(count=st.integers(1, 40), seed=st.integers(0, 99), read=st.integers(0, 30), window=st.integers(1, 9))
+def test_a_flow_brings_each_text_once_and_finds_its_place(count: int, seed: int, read: int, window: int) -> None:
+    made = [text(2 + name % 7, 1, name) for name in range(1, count + 1)]
+    shape = Shape(layers=(0,), rows=24)
+    first = Flow(made, shape, seed=seed, window=window)
+    seen: list[int] = []
+    while len(seen) < 2 * count:
+        seen += names_of(next(first))
+    assert sorted(seen[:count]) == sorted(seen[count:]) == list(range(1, count + 1))
+    for _ in range(read):
+        next(first)
+    second = Flow(made, shape, seed=seed, window=window)
+    second.position = first.position
+    for _ in range(12):
+        assert names_of(next(first)) == names_of(next(second))
+
+
+def test_a_flow_reads_no_further_than_its_window() -> None:
+    brought: list[int] = []
+
+    def source() -> Iterator[Text]:
+        for name in range(100):
+            brought.append(name)
+            yield text(4, 1, name)
+
+    next(Flow(Once(source()), Shape(layers=(0,), rows=8), seed=0, window=10))
+    assert len(brought) == 10
+
+
+class Once:
+    def __init__(self, texts: Iterator[Text]) -> None:
+        self._texts = texts
+
+    def __iter__(self) -> Iterator[Text]:
+        return self._texts
+
+
 def test_the_seed_decides_the_order_and_each_epoch_has_its_own() -> None:
     def order(seed: int, count: int) -> list[list[int]]:
         stream = Batches(Counted([[4] * 6] * 4), Shape(layers=(0,), rows=8), seed=seed)
@@ -113,14 +157,6 @@ def test_the_seed_decides_the_order_and_each_epoch_has_its_own() -> None:
     assert order(1, 24) == order(1, 24)
     assert order(1, 12) != order(2, 12)
     assert order(1, 24)[:12] != order(1, 24)[12:]
-
-
-def test_a_long_list_is_read_in_pieces() -> None:
-    made = [text(3, 1, name) for name in range(70)]
-    pieces = Pieces(made, size=32)
-    assert [len(pieces.read(shard)) for shard in range(len(pieces))] == [32, 32, 6]
-    assert [one for shard in range(3) for one in pieces.read(shard)] == made
-    assert len(Pieces([])) == 0
 
 
 def test_a_window_is_read_once() -> None:
@@ -167,6 +203,29 @@ def test_the_teacher_on_some_tokens_and_with_a_cap() -> None:
     torch.testing.assert_close(capped.logits(hidden, ids), 5 * torch.tanh((hidden @ head.T)[..., ids] / 5))
     assert torch.equal(capped.best(hidden), (hidden @ head.T).argmax(-1))
     assert torch.equal(plain.embed(torch.tensor([[2]])), head[2].view(1, 1, 8))
+
+
+@pytest.mark.parametrize("make", [tiny_model, tiny_native])
+def test_the_teacher_has_the_targets_matrices(make: Callable[[], TargetModel]) -> None:
+    target = make()
+    found = Matrices.of(target)
+    hidden = torch.randn(5, target.width, generator=torch.Generator().manual_seed(4))
+    torch.testing.assert_close(found.logits(hidden), target.unembed(hidden), atol=0.1, rtol=0.02)  # eight bits
+    assert torch.equal(found.embed(torch.tensor([3, 9])), target.embed(torch.tensor([3, 9])))
+
+
+class Capped(Wrapped):
+    """A target that bends its logits, as Gemma 2 does."""
+
+    def unembed(self, hidden: torch.Tensor) -> torch.Tensor:
+        return 30 * torch.tanh(self.target.unembed(hidden) / 30)
+
+
+def test_the_teacher_finds_the_targets_cap() -> None:
+    target = Capped(tiny_model())
+    hidden = 20 * torch.randn(5, target.width, generator=torch.Generator().manual_seed(4))
+    assert target.unembed(hidden).abs().max() > 15
+    torch.testing.assert_close(Matrices.of(target).logits(hidden), target.unembed(hidden))
 
 
 def test_the_most_frequent_tokens_make_the_draft_vocabulary() -> None:

@@ -263,6 +263,8 @@ def test_the_law_is_found_again(limit: float, scale: float, power: float) -> Non
     law = fit([(0, 1.0), *points], most=8.0)
     assert law is not None
     assert law.error < 1e-3
+    assert "at ten times" in str(law)
+    assert law.bends
     assert law.at(3_000_000) == pytest.approx(limit - scale * 3_000_000**-power, abs=0.02)
 
 
@@ -274,7 +276,11 @@ def test_no_law_is_drawn_through_three_points_or_down() -> None:
 def test_a_law_goes_no_higher_than_the_head_can() -> None:
     points = [(n, 1 + 0.3 * torch.log2(torch.tensor(n)).item()) for n in (2, 4, 8, 16, 32)]
     law = fit(points, most=5.0)
-    assert law is None or law.limit <= 5.0
+    assert law is not None
+    assert law.limit <= 5.0
+    unbounded = fit(points)
+    assert unbounded is not None
+    assert "has not bent yet" in str(unbounded)
 
 
 def test_the_picture_holds_its_points() -> None:

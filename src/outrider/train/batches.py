@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 import torch
@@ -152,32 +153,19 @@ class Shards(Protocol):
         ...
 
 
-class Texts(Protocol):
-    """Captured texts that are read one at a time, as from a buffer on disk; a list of them will do."""
-
-    def __len__(self) -> int:
-        """Texts there are."""
-        ...
-
-    def __getitem__(self, index: int, /) -> Captured:
-        """One of them."""
-        ...
-
-
 @dataclass(frozen=True)
-class Pieces:
-    """Texts as shards of so many."""
+class InMemory:
+    """Texts that are in memory already, as one shard."""
 
-    texts: Texts
-    size: int = 32
+    texts: Sequence[Captured]
 
     def __len__(self) -> int:
         """See :class:`Shards`."""
-        return -(-len(self.texts) // self.size)
+        return 1 if self.texts else 0
 
     def read(self, shard: int) -> Sequence[Captured]:
         """See :class:`Shards`."""
-        return [self.texts[index] for index in range(len(self.texts))[shard * self.size : (shard + 1) * self.size]]
+        return self.texts
 
 
 class Position(NamedTuple):
@@ -207,23 +195,12 @@ class Stream(Protocol):
         ...
 
 
-class Batches:
-    """Every text once per epoch, in an order that the seed fixes.
+class _Windows:
+    """Batches made window by window: a part of the texts that memory holds, in an order the seed fixes."""
 
-    An epoch's shards are shuffled and read ``window`` at a time; texts are shuffled within a window.  So memory holds
-    one window, and a place is found again by reading one.
-    """
-
-    def __init__(self, shards: Shards, shape: Shape, *, seed: int, window: int = 4) -> None:
-        """Order batches over shards.
-
-        Raises:
-            ConfigError: there are no shards.
-        """
-        if not len(shards):
-            raise ConfigError("there is nothing to train on: the captured data holds no text")
-        self._shards, self._shape, self._seed, self._window = shards, shape, seed, window
+    def __init__(self, shape: Shape, seed: int) -> None:
         self.position = Position()
+        self._shape, self._seed = shape, seed
         self._groups: list[list[Captured]] = []
         self._read: tuple[int, int] | None = None
 
@@ -244,30 +221,84 @@ class Batches:
 
     def skip(self) -> None:
         """See :class:`Stream`."""
-        windows = -(-len(self._shards) // self._window)
-        for _ in range(2 * windows + 1):
+        barren = 0
+        while barren < 2:  # an epoch may end with nothing, but not begin and end so
             epoch, window, index = self.position
             if self._read != (epoch, window):
-                self._open(epoch, window)
+                if (texts := self._texts(epoch, window)) is None:
+                    barren += 1
+                    self.position = Position(epoch + 1)
+                    continue
+                self._order(epoch, window, texts)
             if index < len(self._groups):
                 self.position = Position(epoch, window, index + 1)
                 return
-            self.position = Position(epoch, window + 1) if window + 1 < windows else Position(epoch + 1)
-        raise ConfigError(f"no text has an answer that begins before max_length, {self._shape.max_length} tokens")
+            self.position = Position(epoch, window + 1)
+        raise ConfigError(
+            f"there is nothing to train on: no text has an answer that begins before token {self._shape.max_length}"
+        )
 
-    def _open(self, epoch: int, window: int) -> None:
-        order = list(range(len(self._shards)))
-        self._draw("shards", epoch).shuffle(order)
-        mine = order[window * self._window : (window + 1) * self._window]
-        texts = [text for shard in mine for text in self._shards.read(shard) if self._shape.learnable(text)]
+    def _texts(self, epoch: int, window: int) -> Sequence[Captured] | None:
+        """The texts of a window, or None past an epoch's last."""
+        raise NotImplementedError
+
+    def _order(self, epoch: int, window: int, texts: Sequence[Captured]) -> None:
+        learnable = [text for text in texts if self._shape.learnable(text)]
         dice = self._draw("texts", epoch, window)
-        dice.shuffle(texts)
-        self._groups = list(_evened(texts, self._shape))
+        dice.shuffle(learnable)
+        self._groups = list(_evened(learnable, self._shape))
         dice.shuffle(self._groups)
         self._read = (epoch, window)
 
     def _draw(self, *what: object) -> random.Random:
         return random.Random(f"{self._seed} {what}")
+
+
+class Batches(_Windows):
+    """Every text of some shards once per epoch.
+
+    An epoch's shards are shuffled and read ``window`` at a time; texts are shuffled within a window.  So memory holds
+    one window, and a place is found again by reading one.
+    """
+
+    def __init__(self, shards: Shards, shape: Shape, *, seed: int, window: int = 4) -> None:
+        super().__init__(shape, seed)
+        self._shards, self._window = shards, window
+
+    def _texts(self, epoch: int, window: int) -> Sequence[Captured] | None:
+        order = list(range(len(self._shards)))
+        self._draw("shards", epoch).shuffle(order)
+        mine = order[window * self._window : (window + 1) * self._window]
+        return [text for shard in mine for text in self._shards.read(shard)] if mine else None
+
+
+class Flow(_Windows):
+    """Every text of a source once per epoch, as the source brings them: texts that are made while training goes on.
+
+    A place is found again by reading the source from the beginning of the epoch.
+    """
+
+    def __init__(self, source: Iterable[Captured], shape: Shape, *, seed: int, window: int = 128) -> None:
+        """Order batches over a source.
+
+        Args:
+            source: brings every text each time it is iterated.
+            shape: how texts become batches.
+            seed: fixes the order within a window.
+            window: texts held in memory.
+        """
+        super().__init__(shape, seed)
+        self._source, self._window = source, window
+        self._texts_left: Iterator[Captured] = iter(())
+        self._next: tuple[int, int] | None = None
+
+    def _texts(self, epoch: int, window: int) -> Sequence[Captured] | None:
+        if self._next != (epoch, window):
+            self._texts_left = iter(self._source)
+            for _ in islice(self._texts_left, window * self._window):
+                pass
+        self._next = (epoch, window + 1)
+        return list(islice(self._texts_left, self._window)) or None
 
 
 def _evened(texts: list[Captured], shape: Shape) -> Iterator[list[Captured]]:

@@ -30,11 +30,17 @@ class Fit:
         """τ after so many tokens."""
         return self.limit - self.scale * math.pow(tokens, -self.power)
 
+    @property
+    def bends(self) -> bool:
+        """Whether the curve has begun to flatten; before that, a limit cannot be told from these points."""
+        return self.power > 2 * float(_POWERS[0])
+
     def __str__(self) -> str:
         """One line to print."""
+        told = "" if self.bends else "; it has not bent yet, so the limit means nothing"
         return (
             f"τ(n) ≈ {self.limit:.3f} − {self.scale:.3g}·n^−{self.power:.3f} (rms {self.error:.3f}): "
-            f"{self.at(2 * self.tokens):.2f} at twice the tokens, {self.at(10 * self.tokens):.2f} at ten times"
+            f"{self.at(2 * self.tokens):.2f} at twice the tokens, {self.at(10 * self.tokens):.2f} at ten times{told}"
         )
 
 

@@ -16,7 +16,7 @@ from outrider.errors import ConfigError
 from outrider.heads.checkpoint import HeadCheckpoint, TargetFacts, write_head
 from outrider.llm import LLM
 from outrider.target.base import TargetModel
-from outrider.train.batches import Batches, Pieces, Shape, held_out_batches
+from outrider.train.batches import Batches, Shape, held_out_batches
 from outrider.train.buffer import FeatureBuffer
 from outrider.train.capture import capture, captured_layers
 from outrider.train.example import Example
@@ -25,6 +25,7 @@ from outrider.train.prompts import Prompt, read_prompts, write_prompts
 from outrider.train.recipes.base import Recipe
 from outrider.train.regenerate import AnswerConfig, read_answers, regenerate
 from outrider.train.settings import Settings
+from outrider.train.sources import Pieces
 from outrider.train.synthesise import SynthesisConfig, synthesise
 from outrider.train.teacher import Matrices
 from outrider.train.vocabulary import DraftVocabulary, draft_vocabulary

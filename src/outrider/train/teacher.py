@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
+if TYPE_CHECKING:
+    from outrider.target.base import TargetModel
+
 _MOST_LOGITS: Final = 1 << 25
 """Most logits of the whole vocabulary that are made at once."""
+
+
+_FAR: Final = 1e4
+"""A logit no cap in use lets through."""
 
 
 class Teacher(Protocol):
@@ -59,18 +66,33 @@ class Matrices:
         self._some = self._head
         self.vocabulary = len(head)
 
+    @classmethod
+    def of(cls, target: TargetModel) -> Matrices:
+        """The matrices of a target."""
+        every = torch.arange(target.vocabulary, device=target.device)
+        head, embedding = target.unembed_rows(every), target.embed(every)
+        tied = torch.equal(head, embedding)
+        return cls(head, head if tied else embedding, _cap_of(target, head))
+
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
         """See :class:`Teacher`."""
-        if ids is not self._ids:  # a draft vocabulary stays the same tensor all through a training
-            self._ids, self._some = ids, self._head if ids is None else self._head[ids]
         with torch.autocast(hidden.device.type, enabled=False):
-            logits = hidden.float() @ self._some.T
-        return self._cap * torch.tanh(logits / self._cap) if self._cap else logits
+            return self._bent(hidden.float() @ self._rows(ids).T)
 
     def read(self, hidden: torch.Tensor) -> torch.Tensor:
         """See :class:`Teacher`."""
-        logits = hidden.float() @ self._head.T
+        return self._bent(hidden.float() @ self._head.T)
+
+    def _rows(self, ids: torch.Tensor | None) -> torch.Tensor:
+        """Rows of the LM head; those of a draft vocabulary, the same tensor all through a training, are kept."""
+        if ids is None or len(ids) == self.vocabulary:
+            return self._head
+        if ids is not self._ids:
+            self._ids, self._some = ids, self._head[ids]
+        return self._some
+
+    def _bent(self, logits: torch.Tensor) -> torch.Tensor:
         return self._cap * torch.tanh(logits / self._cap) if self._cap else logits
 
     @torch.no_grad()
@@ -91,3 +113,12 @@ class Matrices:
         head = self._head.to(device)
         tied = self._embedding is self._head
         return Matrices(head, head if tied else self._embedding.to(device), self._cap)
+
+
+def _cap_of(target: TargetModel, head: torch.Tensor) -> float:
+    """The value a target bends its logits to stay below, found by asking for one far beyond; 0 if it bends none."""
+    row = head[int(head.norm(dim=1).argmax())]
+    token = int((head @ row).argmax())
+    hidden = row * (_FAR / (head[token] @ row))
+    found = float(target.unembed(hidden[None])[0, token])
+    return found if found < _FAR / 2 else 0.0
