@@ -25,7 +25,8 @@ LAYERS = {
     "kv": {"errors", "kv"},
     "verify": {"errors", "sampling", "tree", "verify"},
     "target": {"errors", "kernels", "kv", "target", "tree"},
-    "drafters": {"drafters", "errors", "kv", "sampling", "target", "tree", "verify"},
+    "heads": {"errors", "heads", "kernels", "kv", "target", "tree"},
+    "drafters": {"drafters", "errors", "heads", "kv", "sampling", "target", "tree", "verify"},
 }
 """What each part may import of ours; the engine imports protocols, and nothing imports the engine but its users."""
 

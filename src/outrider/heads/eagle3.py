@@ -82,6 +82,22 @@ class Eagle3Head(nn.Module):
         self.register_buffer("ids", torch.arange(config.vocabulary))
         self.ids: torch.Tensor
 
+    @torch.no_grad()
+    def begin(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        """Start near the target: pass its highest layer on through a block that adds nothing yet, to its LM head.
+
+        Args:
+            ids: int64 [vocabulary], the target's ids of the tokens to draft, rising.
+            rows: [vocabulary, width], their rows of the target's LM head.
+        """
+        self.ids.copy_(ids)
+        self.lm_head.weight.copy_(rows)
+        width, read = self.fc.out_features, self.config.target_width or self.fc.out_features
+        self.fc.weight.mul_(0.1)
+        self.fc.weight[:, -read:] += torch.eye(width, read)
+        for last in (self.midlayer.self_attn.o_proj, self.midlayer.mlp.down_proj):
+            nn.init.zeros_(last.weight)
+
     def fuse(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
         """The rows of the layers it reads, as its steps take them: [..., target width] each → [..., width]."""
         if self.config.feature_norms:

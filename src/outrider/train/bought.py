@@ -37,13 +37,8 @@ def bought(llm: LLM, method: str, head: Path, data: Path, console: Console) -> l
     """
     examples = read_answers(data / "answers.jsonl", validation=True)[:PROMPTS]
     prompts = [example.tokens[: example.answer_start] for example in examples]
-    arms = {
-        "none": LLM.from_model(llm.engine.target, llm.tokenizer, speculation="none"),
-        "ngram": LLM.from_model(llm.engine.target, llm.tokenizer, speculation="ngram"),
-        method: LLM.from_model(
-            llm.engine.target, llm.tokenizer, speculation=Speculation(method, options={"head": str(head)})
-        ),
-    }
+    plans = (Speculation("none"), Speculation("ngram"), Speculation(method, options={"head": str(head)}))
+    arms = {str(plan.method): LLM.from_model(llm.engine.target, llm.tokenizer, speculation=plan) for plan in plans}
     found = compare(arms, prompts)
     console.print(_table(found))
     return found

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-import torch
 from rich.console import Console
 
 from outrider.drafters.base import check_options, option
@@ -33,7 +32,7 @@ from outrider.train.vocabulary import DraftVocabulary, draft_vocabulary
 PROMPTS: Final = "prompts.jsonl"
 ANSWERS: Final = "answers.jsonl"
 TRAINING: Final = "training"
-_CLOSE: Final = 1e-2
+_HIDDEN: Final = "hidden-"
 
 
 @dataclass(frozen=True)
@@ -122,24 +121,6 @@ class Texts:
         return draft_vocabulary(answers, size, target.vocabulary, always)
 
 
-def teacher_of(target: TargetModel) -> Matrices:
-    """The target's two ends, in fp32.
-
-    Raises:
-        ConfigError: its logits are more than its LM head's product.
-    """
-    ids = torch.arange(target.vocabulary)
-    head, embedding = target.unembed_rows(ids).cpu(), target.embed(ids.to(target.device)).cpu()
-    if torch.equal(head, embedding):
-        embedding = head
-    made = Matrices(head, embedding)
-    rows = embedding[:4] / embedding[:4].norm(dim=-1, keepdim=True) * target.width**0.5
-    own, its = made.logits(rows), target.unembed(rows.to(target.device)).cpu().float()
-    if float((own - its).abs().max()) > _CLOSE * float(own.abs().max()):
-        raise ConfigError("this target bounds or scales its logits, which heads cannot be trained on yet")
-    return made
-
-
 def train(
     llm: LLM,
     recipe: Recipe,
@@ -180,7 +161,7 @@ def train(
     wishes = settings or Settings()
     head = recipe.head(target, None if vocabulary is None else vocabulary.ids, wishes.seed)
     stream = Batches(Pieces(captured[0]), shape, seed=wishes.seed)
-    task = Task(recipe, head, teacher_of(target), stream, held_out_batches(captured[1], shape))
+    task = Task(recipe, head, Matrices.of(target), stream, held_out_batches(captured[1], shape))
     trained = Training(task, wishes, output / TRAINING, console=console).run()
     facts: dict[str, Any] = {
         "method": recipe.method,
@@ -203,6 +184,13 @@ def texts_by_kind(texts: Texts) -> list[tuple[str, list[Example]]]:
     return [("train", texts.train), ("held_out", texts.held_out)]
 
 
+def _kept_layers(folder: Path, wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """Layers of the smallest buffer in a folder that has all that are wanted; those themselves where there is none."""
+    names = [place.name.removeprefix(_HIDDEN) for place in folder.glob(f"{_HIDDEN}*")]
+    known = [tuple(map(int, name.split("-"))) for name in names if name.replace("-", "").isdigit()]
+    return min((layers for layers in known if set(wanted) <= set(layers)), key=len, default=wanted)
+
+
 def _captured(
     target: TargetModel,
     folder: Path,
@@ -212,9 +200,9 @@ def _captured(
     console: Console,
 ) -> FeatureBuffer:
     name, examples = kind
-    wanted = captured_layers(target, layers)
-    place = folder / f"hidden-{'-'.join(map(str, wanted))}" / name
-    buffer = FeatureBuffer(place, wanted, target.width, int(config.buffer_gb * 1e9))
-    report = capture(target, examples, layers, buffer, progress=console.is_terminal)
+    kept = _kept_layers(folder, captured_layers(target, layers))
+    place = folder / f"{_HIDDEN}{'-'.join(map(str, kept))}" / name
+    buffer = FeatureBuffer(place, kept, target.width, int(config.buffer_gb * 1e9))
+    report = capture(target, examples, kept, buffer, progress=console.is_terminal)
     console.print(f"hidden rows, {name}: {report}")
     return buffer

@@ -56,9 +56,7 @@ class Eagle3Recipe:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             head = Eagle3Head(config)
-        with torch.no_grad():
-            head.ids.copy_(ids)
-            head.lm_head.weight.copy_(target.unembed_rows(ids))
+        head.begin(ids, target.unembed_rows(ids))
         return head
 
     def loss(self, head: Eagle3Head, batch: Batch, teacher: Teacher) -> LossReport:
