@@ -10,7 +10,7 @@ from outrider.target.base import TargetModel
 from outrider.train.recipes.base import recipe_class, trainable
 
 SOME = torch.arange(1, VOCABULARY, 2)
-TRAINED_AS = {"eagle2": "eagle", "dflash": "dspark"}
+TRAINED_AS = {"eagle2": "eagle"}
 """Methods that draft with another one's head."""
 
 

@@ -35,12 +35,14 @@ class DSparkRecipe:
     """Options of training a DSpark head."""
 
     method: ClassVar[str] = "dspark"
+    confidence: ClassVar[bool] = True
+    draft_from_anchor: ClassVar[bool] = True
 
     slots: int = option(7, "Tokens of a block.", low=1, high=32)
     blocks: int = option(2, "Decoder layers.", low=1, high=16)
     anchors: int = option(24, "Blocks drafted per text and step.", low=1, high=512)
     correction: str = option("markov", "Correction by the token before: independent, markov, gated or rnn.")
-    rank: int = option(128, "Rank of the correction.", low=1, high=4096)
+    rank: int = option(64, "Rank of the correction.", low=1, high=4096)
     scale: float = option(4.0, "Slots after which a slot's weight has fallen to 1/e.", low=0.1, high=1000.0)
     inner: int = option(0, "Width of the feed-forward parts; 0 is about 2.7 times the target's.", low=0)
     mask_id: int = option(0, "Token whose embedding stands in the slots to be drafted.", low=0)
@@ -73,6 +75,9 @@ class DSparkRecipe:
             target_vocabulary=target.vocabulary,
             correction=self.correction,
             rank=self.rank,
+            draft_from_anchor=self.draft_from_anchor,
+            confidence=self.confidence,
+            confidence_reads_correction=self.confidence,
         )
         with torch.random.fork_rng():
             torch.manual_seed(seed)
