@@ -60,7 +60,7 @@ class DSparkRecipe:
     def layers_read(self, target: TargetModel) -> tuple[int, ...]:
         """See :class:`outrider.train.recipes.base.Recipe`: five, evenly from the second to the fourth from the end."""
         first, last = min(1, target.layers - 1), max(0, target.layers - 4)
-        return tuple(sorted({first + round((last - first) * share / 4) for share in range(5)}))
+        return tuple(sorted({first + (2 * (last - first) * share + 4) // 8 for share in range(5)}))
 
     def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> DSparkHead:
         """See :class:`outrider.train.recipes.base.Recipe`."""
@@ -77,7 +77,7 @@ class DSparkRecipe:
             rank=self.rank,
             draft_from_anchor=self.draft_from_anchor,
             confidence=self.confidence,
-            confidence_reads_correction=self.confidence,
+            confidence_reads_correction=self.confidence and self.correction != "independent",
         )
         with torch.random.fork_rng():
             torch.manual_seed(seed)
