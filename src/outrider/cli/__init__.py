@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "chat": "Talk to a model; accepted drafts are shown in another shade.",
     "bench": "Measure what speculation gains, method against method.",
     "train": "Train a drafter for your own model, on its own answers.",
+    "export": "Write a trained head in another project's format.",
     "audit": "Prove on your own model that speculation changes nothing.",
     "models": "List the models that can be called by name.",
     "info": "Show versions, hardware, drafting methods with their options, and acceptance rules.",

@@ -228,8 +228,7 @@ class Workbench:
         from outrider.heads.checkpoint import read_head
 
         found = self.heads.get(path) or read_head(path)
-        found.check_target(self.target)
-        return found
+        return found.fitted(self.target)
 
 
 class DrafterConfig(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from outrider.heads.dspark import DSparkHead, Slots
-from outrider.heads.runner import TokenIds, attend_by, ready
+from outrider.heads.runner import TokenIds, attend_by, embedding_of, ready
 from outrider.kv.pool import PagedCache
 from outrider.target.base import TargetModel
 from outrider.target.pass_plan import PassPlan
@@ -53,6 +53,7 @@ class BlockRunner:
     def __init__(self, head: DSparkHead, target: TargetModel) -> None:
         config = head.config
         self._head, self._target = ready(head, target), target
+        self._embed = embedding_of(self._head, target)
         self._ids = TokenIds(head.ids, target.vocabulary)
         self.hidden_layers, self.slots, self.drafts = config.hidden_layers, config.slots, config.drafts
         self.mask_id, self.context_length, self.device = config.mask_id, config.block.positions, target.device
@@ -81,6 +82,6 @@ class BlockRunner:
             cache: the head's pages, already extended; what is written for the block may be overwritten.
         """
         attends = [attend_by(PassPlan(batch, cache))] * self._head.config.blocks
-        embeddings = self._target.embed(batch.tokens)
+        embeddings = self._embed(batch.tokens)
         slots = self._head(embeddings[None], batch.positions[None], attends, self._target.unembed)
         return Block(self._head, Slots(slots.hidden[0], slots.logits[0]), self._ids)

@@ -40,10 +40,17 @@ class BlockShape:
     """Whether queries, keys and values have biases."""
     head_norms: bool = False
     """Whether each head's queries and keys are normed."""
+    output_bias: bool = False
+    """Whether what attention answers has a bias."""
 
 
 def _linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=bias)
+
+
+def own_embedding(rows: int, shape: BlockShape) -> nn.Embedding | None:
+    """The embedding of a head that brings its own; None where there are no rows of it."""
+    return nn.Embedding(rows, shape.width) if rows else None
 
 
 class Rotary(nn.Module):
@@ -104,7 +111,7 @@ class Attention(nn.Module):
         self.q_proj = _linear(read, query, shape.projection_bias)
         self.k_proj = _linear(read, key, shape.projection_bias)
         self.v_proj = _linear(read, key, shape.projection_bias)
-        self.o_proj = _linear(query, shape.width)
+        self.o_proj = _linear(query, shape.width, shape.output_bias)
         self.q_norm, self.k_norm = (
             nn.RMSNorm(shape.head_width, shape.norm_epsilon) if shape.head_norms else nn.Identity() for _ in range(2)
         )

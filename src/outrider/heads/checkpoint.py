@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -60,6 +60,8 @@ class HeadCheckpoint:
     """How it was made, for people."""
     name: str = "the head"
     """For messages."""
+    layers_of: Callable[[int], tuple[int, ...]] | None = None
+    """Which layers are read of a target of so many, where only the target can tell; None is the configuration's."""
 
     def build(self) -> Any:
         """The network with these numbers, for inference.
@@ -67,6 +69,8 @@ class HeadCheckpoint:
         Raises:
             ModelError: the numbers are not those the configuration asks for.
         """
+        if self.layers_of is not None:
+            raise ConfigError(f"{self.name} does not say which layers it reads: only its target can tell")
         module = _parts(self.kind)[1](self.config)
         due, found = module.state_dict(), dict(self.tensors)
         for name, wanted in due.items():
@@ -81,6 +85,19 @@ class HeadCheckpoint:
         module.load_state_dict(found)
         return module.eval().requires_grad_(False)
 
+    def fitted(self, target: _Target) -> HeadCheckpoint:
+        """The head for a target, which it must have been made for.
+
+        Raises:
+            ConfigError: naming what differs, with both values.
+        """
+        fitted = self
+        if self.layers_of is not None:
+            config = dataclasses.replace(self.config, hidden_layers=self.layers_of(target.layers))
+            fitted = dataclasses.replace(self, config=config, layers_of=None)
+        fitted.check_target(target)
+        return fitted
+
     def check_target(self, target: _Target) -> None:
         """Refuse a target that the head was not made for.
 
@@ -93,9 +110,9 @@ class HeadCheckpoint:
                 raise ConfigError(
                     f"{self.name} was made for a target whose {_WORDS[name]} is {own}, and this one's is {its}"
                 )
-        deepest = max(self.config.hidden_layers, default=0)
-        if deepest > target.layers:
-            raise ConfigError(f"{self.name} reads layer {deepest}, and the target has {target.layers}")
+        for layer in self.config.hidden_layers:
+            if not 0 <= layer <= target.layers:
+                raise ConfigError(f"{self.name} reads layer {layer}, and the target has {target.layers}")
 
 
 _WORDS: Final = {"width": "hidden size", "layers": "number of layers", "vocabulary": "vocabulary"}
@@ -123,13 +140,17 @@ def write_head(folder: Path, checkpoint: HeadCheckpoint) -> None:
 
 
 def read_head(folder: str | Path) -> HeadCheckpoint:
-    """Read a head that :func:`write_head` has written.
+    """Read a head that :func:`write_head` has written, or one in a format of another project.
 
     Raises:
         ModelError: there is none, or its files cannot be read; in one sentence.
     """
     place = Path(folder)
     told = read_json(place / CONFIG)
+    if "outrider_head" not in told:
+        from outrider.heads.formats.base import read_foreign
+
+        return read_foreign(place, told)
     if told.get("outrider_head") != VERSION:
         raise ModelError(f"{place.name}: {CONFIG} does not say that this is a head of version {VERSION}")
     try:

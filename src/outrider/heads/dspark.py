@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from outrider.errors import ModelError
-from outrider.heads.blocks import Attend, Block, BlockShape, Rotary
+from outrider.heads.blocks import Attend, Block, BlockShape, Rotary, own_embedding
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class DSparkConfig:
     """Whether the confidence reads the previous token's row too."""
     temperatures: tuple[float, ...] = ()
     """What each slot's confidence is divided by before the sigmoid (sequential temperature scaling); empty is 1."""
+    embedding: int = 0
+    """Rows of an embedding of its own; 0 is the target's."""
 
     @property
     def drafts(self) -> int:
@@ -157,6 +159,7 @@ class DSparkHead(nn.Module):
         self.config = config
         shape = config.block
         read, outputs = config.target_width or shape.width, config.vocabulary or config.target_vocabulary
+        self.embed_tokens = own_embedding(config.embedding, shape)
         self.fc = nn.Linear(len(config.hidden_layers) * read, shape.width, bias=False)
         self.hidden_norm = nn.RMSNorm(shape.width, shape.norm_epsilon)
         self.layers: Sequence[Block] = nn.ModuleList(Block(shape) for _ in range(config.blocks))  # type: ignore[assignment]

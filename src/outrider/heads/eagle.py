@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from outrider.heads.blocks import Attend, Block, BlockShape, Rotary
+from outrider.heads.blocks import Attend, Block, BlockShape, Rotary, own_embedding
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class EagleConfig:
     """Whether the projection of embedding and feature has a bias."""
     first_norm: bool = False
     """Whether the first block norms its rows before attention."""
+    embedding: int = 0
+    """Rows of an embedding of its own; 0 is the target's."""
 
 
 class EagleHead(nn.Module):
@@ -39,6 +41,7 @@ class EagleHead(nn.Module):
         super().__init__()
         self.config = config
         width = config.block.width
+        self.embed_tokens = own_embedding(config.embedding, config.block)
         self.fc = nn.Linear(2 * width, width, bias=config.joint_bias)
         self.layers = nn.ModuleList(
             Block(config.block, first_norm=config.first_norm or index > 0) for index in range(config.blocks)

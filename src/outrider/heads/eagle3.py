@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from outrider.heads.blocks import Attend, Attention, BlockShape, GatedNetwork, Rotary
+from outrider.heads.blocks import Attend, Attention, BlockShape, GatedNetwork, Rotary, own_embedding
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Eagle3Config:
     hidden_layers: tuple[int, ...]
     """Target layers whose outputs are fused, in the order of the projection's inputs."""
     vocabulary: int
-    """Tokens it can draft."""
+    """Tokens it can draft; 0 is all of the target's, through the target's LM head."""
     target_width: int = 0
     """Width of the target's rows; 0 is the block's."""
     norm_before_residual: bool = False
@@ -31,7 +31,11 @@ class Eagle3Config:
     """Whether each layer's feature is normed before they are fused (EAGLE-3.1)."""
     norm_output: bool = False
     """Whether the next step reads the row after the final norm (EAGLE-3.1)."""
+    joined_norm: bool = False
+    """Whether the layers' features are normed as one row before they are fused."""
     fusion_bias: bool = False
+    embedding: int = 0
+    """Rows of an embedding of its own; 0 is the target's."""
 
 
 class Eagle3Block(nn.Module):
@@ -64,8 +68,10 @@ class Eagle3Block(nn.Module):
 class Eagle3Head(nn.Module):
     """The network.
 
-    ``ids`` int64 [vocabulary] are the target's ids of the tokens it drafts, rising.
+    ``ids`` int64 [vocabulary] are the target's ids of the tokens it drafts, rising; None is all.
     """
+
+    ids: torch.Tensor | None
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
@@ -74,13 +80,27 @@ class Eagle3Head(nn.Module):
         self.feature_norms = nn.ModuleList(
             nn.RMSNorm(read, config.block.norm_epsilon) for _ in config.hidden_layers if config.feature_norms
         )
-        self.fc = nn.Linear(len(config.hidden_layers) * read, width, bias=config.fusion_bias)
+        joined = len(config.hidden_layers) * read
+        self.joined_norm = nn.RMSNorm(joined, config.block.norm_epsilon) if config.joined_norm else nn.Identity()
+        self.embed_tokens = own_embedding(config.embedding, config.block)
+        self.fc = nn.Linear(joined, width, bias=config.fusion_bias)
         self.midlayer = Eagle3Block(config)
         self.norm = nn.RMSNorm(width, config.block.norm_epsilon)
-        self.lm_head = nn.Linear(width, config.vocabulary, bias=False)
+        self.lm_head = nn.Linear(width, config.vocabulary, bias=False) if config.vocabulary else None
         self.rotary = Rotary(config.block)
-        self.register_buffer("ids", torch.arange(config.vocabulary))
-        self.ids: torch.Tensor
+        self.register_buffer("ids", torch.arange(config.vocabulary) if config.vocabulary else None)
+
+    @torch.no_grad()
+    def begin(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        """Take over the target's LM head.
+
+        Args:
+            ids: int64 [vocabulary], the target's ids of the tokens to draft, rising.
+            rows: [vocabulary, width], their rows of the target's LM head.
+        """
+        if self.ids is not None and self.lm_head is not None:
+            self.ids.copy_(ids)
+            self.lm_head.weight.copy_(rows)
 
     @torch.no_grad()
     def begin(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
@@ -102,7 +122,7 @@ class Eagle3Head(nn.Module):
         """The rows of the layers it reads, as its steps take them: [..., target width] each → [..., width]."""
         if self.config.feature_norms:
             features = [norm(rows) for norm, rows in zip(self.feature_norms, features, strict=True)]
-        return self.fc(torch.cat(tuple(features), dim=-1))
+        return self.fc(self.joined_norm(torch.cat(tuple(features), dim=-1)))
 
     def forward(
         self, embeddings: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, attend: Attend
@@ -113,7 +133,8 @@ class Eagle3Head(nn.Module):
 
     def logits(self, features: torch.Tensor, unembed: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """[..., width] → [..., vocabulary]: logits of the token after each step's answer."""
-        return self.lm_head(features if self.config.norm_output else self.norm(features))
+        normed = features if self.config.norm_output else self.norm(features)
+        return unembed(normed) if self.lm_head is None else self.lm_head(normed)
 
 
 CONFIG, HEAD = Eagle3Config, Eagle3Head

@@ -215,7 +215,7 @@ class NativeFeatureRunner(FeatureRunner):
     @torch.inference_mode()
     def forward(self, batch: TreeBatch, features: torch.Tensor, cache: PagedCache) -> tuple[torch.Tensor, torch.Tensor]:
         """See :class:`outrider.drafters._feature_drafter.FeatureModel`."""
-        answers, logits = self._stack.forward(features, self._target.embed(batch.tokens), batch, cache)
+        answers, logits = self._stack.forward(features, self._embed(batch.tokens), batch, cache)
         if not self._stack.vocabulary:
             logits = self._target.unembed(answers[batch.wanted])
         return answers, self._ids.spread(logits)
@@ -238,9 +238,7 @@ class NativeBlockRunner(BlockRunner):
     def block(self, batch: TreeBatch, cache: PagedCache) -> Block:
         """See :class:`outrider.heads.block_runner.BlockRunner`."""
         drafted = torch.arange(len(batch.tokens)).view(-1, self.slots)[:, -self.drafts :]
-        answers, logits = self._stack.forward(
-            self._target.embed(batch.tokens), None, batch, cache, wanted=drafted.flatten()
-        )
+        answers, logits = self._stack.forward(self._embed(batch.tokens), None, batch, cache, wanted=drafted.flatten())
         hidden = answers[drafted]
         if not self._stack.vocabulary:
             logits = self._target.unembed(hidden.flatten(0, 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -43,6 +43,29 @@ def ready(head: Any, target: TargetModel) -> Any:
     return pack(head.to(target.device))
 
 
+_COMPARED: Final = 4096
+_ALIKE: Final = 1e-3
+"""Rows that differ by less, relative to their length, are the same stored in another precision."""
+
+
+def embedding_of(head: Any, target: TargetModel) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What gives the rows of tokens: the head's own embedding, unless it is a copy of the target's."""
+    own = head.embed_tokens
+    if own is not None and _is_copy(own.weight, target):
+        head.embed_tokens = own = None
+    return target.embed if own is None else own
+
+
+def _is_copy(rows: torch.Tensor, target: TargetModel) -> bool:
+    if rows.shape != (target.vocabulary, target.width):
+        return False
+    for part in torch.arange(len(rows), device=target.device).split(_COMPARED):
+        theirs = target.embed(part)
+        if float((rows[part] - theirs).norm()) > _ALIKE * float(theirs.norm()):
+            return False
+    return True
+
+
 def attend_by(plan: PassPlan) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]:
     """Attention of a head's blocks over pages, one layer's store after the other."""
     return lambda query, key, value, scaling: plan.attend(query, key, value, AttentionCall(scaling))
@@ -59,6 +82,7 @@ class FeatureRunner:
     def __init__(self, head: Any, target: TargetModel) -> None:
         config = head.config
         self._head, self._target = ready(head, target), target
+        self._embed = embedding_of(self._head, target)
         self._ids = TokenIds(head.ids, target.vocabulary)
         self.hidden_layers: tuple[int, ...] = config.hidden_layers
         self.context_length: int = config.block.positions
@@ -75,7 +99,7 @@ class FeatureRunner:
     @torch.inference_mode()
     def forward(self, batch: TreeBatch, features: torch.Tensor, cache: PagedCache) -> tuple[torch.Tensor, torch.Tensor]:
         """See :class:`outrider.drafters._feature_drafter.FeatureModel`."""
-        embeddings = self._target.embed(batch.tokens)
+        embeddings = self._embed(batch.tokens)
         attend = attend_by(PassPlan(batch, cache))
         answers = self._head(embeddings[None], features[None], batch.positions[None], attend)[0]
         if not len(batch.wanted):

@@ -1,0 +1,46 @@
+"""``outrider export``: write a trained head in another project's format."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from outrider.cli import output
+
+
+def export(
+    head: Path,
+    *,
+    to: str,
+    output_folder: Annotated[Path, Parameter(name="--output")],
+    verifier: str = "",
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Write a trained head in another project's format.
+
+    Heads in any format that Outrider reads can be written, as long as they say which layers of the target they read.
+
+    Args:
+        head: folder of the head.
+        to: the format: speculators (vLLM's), specforge (SpecForge's and SGLang's) or eagle (that of EAGLE's authors).
+        output_folder: gets config.json and model.safetensors.
+        verifier: the target's Hugging Face name or folder, which readers of speculators ask for.
+        as_json: print one JSON object.
+    """
+    from outrider.heads.checkpoint import read_head
+    from outrider.heads.formats.base import export as write
+
+    found = read_head(head)
+    named = dataclasses.replace(found, target=dataclasses.replace(found.target, name=verifier))
+    made = write(named, to, output_folder)
+    if as_json:
+        output.write_json({"kind": found.kind, "to": to, "output": str(output_folder), "left_out": list(made.left_out)})
+        return 0
+    console = output.screen()
+    console.print(f"{head.name}: a head of the kind {found.kind}, written as {to} to {output_folder}")
+    for each in made.left_out:
+        console.print(f"left out, for {to} has no place for it: {each}")
+    return 0

@@ -1,0 +1,113 @@
+"""EAGLE-3 in the formats that share its weights' names: what is called what, and what it says of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider.errors import ModelError
+from outrider.heads.checkpoint import HeadCheckpoint, TargetFacts
+from outrider.heads.eagle3 import Eagle3Config
+from outrider.heads.formats._shapes import (
+    Weights,
+    block_shape,
+    draft_ids,
+    own_embedding_rows,
+    renamed,
+    size,
+    told_ids,
+    with_biases,
+)
+from outrider.heads.formats._told import Told
+from outrider.heads.formats.base import Source
+
+_NAMES = {"fc_norm.": "feature_norms.", "input_norm.": "joined_norm.", "layers.0.": "midlayer."}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a format says beside its weights."""
+
+    network: Told
+    """The block's configuration."""
+    layers: tuple[int, ...] = ()
+    """Target layers read, as we count them; empty where only the target can tell."""
+    layers_of: Callable[[int], tuple[int, ...]] | None = None
+    target: str = ""
+
+
+def usual_layers(layers: int) -> tuple[int, ...]:
+    """Where nothing is said, rows are caught on their way into layers 2, L // 2 and L − 3: outputs before them."""
+    return (1, layers // 2 - 1, layers - 4)
+
+
+def read_head(source: Source, reading: Reading) -> HeadCheckpoint:
+    """A head, once its format has said what it says.
+
+    Raises:
+        ModelError: weights and configuration do not agree.
+    """
+    told, name = source.told, source.name
+    weights = renamed(source.files.read(source.files.names), _ours)
+    shape = block_shape(reading.network, weights, "midlayer.")
+    vocabulary = reading.network.number("vocab_size")
+    places = len(reading.layers) or len(usual_layers(0))
+    rows, columns = size(name, weights, "fc.weight")
+    read = columns // places
+    due = told.number("target_hidden_size", reading.network.number("target_hidden_size", shape.width))
+    if rows != shape.width or columns != places * due:
+        raise ModelError(
+            f"{name}: 'fc.weight' has the shape {[rows, columns]} where {[shape.width, places * due]} is due: "
+            f"{places} layers of {due}"
+        )
+    drafted = size(name, weights, "lm_head.weight")[0] if "lm_head.weight" in weights else 0
+    _check_drafted(told, drafted)
+    if drafted:
+        weights["ids"] = draft_ids(name, weights, vocabulary, drafted)
+    elif "d2t" in weights:
+        raise ModelError(f"{name}: its weights hold nothing for 'lm_head.weight', which its reduced vocabulary needs")
+    config = Eagle3Config(
+        block=shape,
+        hidden_layers=reading.layers,
+        vocabulary=drafted,
+        target_width=read,
+        norm_before_residual=told.flag("norm_before_residual"),
+        feature_norms=any(key.startswith("feature_norms.") for key in weights),
+        norm_output=told.flag("norm_output"),
+        joined_norm="joined_norm.weight" in weights,
+        fusion_bias="fc.bias" in weights,
+        embedding=own_embedding_rows(name, weights, (vocabulary, shape.width), read),
+    )
+    target = TargetFacts(reading.target, read, 0, vocabulary)
+    return HeadCheckpoint("eagle3", config, target, weights, name=name, layers_of=reading.layers_of)
+
+
+def _check_drafted(told: Told, drafted: int) -> None:
+    said = told.number("draft_vocab_size", drafted, low=0)
+    if drafted and said != drafted:
+        raise ModelError(f"{told.name}: 'draft_vocab_size' says {said}, and its LM head has {drafted} rows")
+
+
+def _ours(name: str) -> str:
+    plain = name.removeprefix("model.")
+    return next(
+        (ours + plain.removeprefix(theirs) for theirs, ours in _NAMES.items() if plain.startswith(theirs)), plain
+    )
+
+
+def written(checkpoint: HeadCheckpoint, block: str) -> Weights:
+    """The weights under the formats' names.
+
+    Args:
+        checkpoint: the head.
+        block: what the names of its block begin with.
+    """
+    back = {ours: theirs for theirs, ours in _NAMES.items()} | {"midlayer.": block}
+
+    def theirs(name: str) -> str:
+        return next((their + name.removeprefix(our) for our, their in back.items() if name.startswith(our)), name)
+
+    weights = renamed({name: tensor for name, tensor in checkpoint.tensors.items() if name != "ids"}, theirs)
+    if checkpoint.config.vocabulary:
+        weights |= told_ids(checkpoint)
+    return with_biases(weights, checkpoint.config.block)

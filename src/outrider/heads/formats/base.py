@@ -1,0 +1,122 @@
+"""What a format of another project is, and which there are.
+
+A format is one file in this package with a ``FORMAT``.  Reading and writing translate between its names, its
+configuration and its way of counting layers, and ours; no network is built for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from outrider.errors import ConfigError, ModelError
+from outrider.heads.checkpoint import CONFIG, TENSORS, HeadCheckpoint
+from outrider.heads.formats._told import Told
+from outrider.heads.formats._weights import WeightFiles
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A folder in a format of another project."""
+
+    name: str
+    told: Told
+    """Its ``config.json``."""
+    files: WeightFiles
+
+
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """A head in a format of another project, before it is written."""
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, torch.Tensor]
+    left_out: tuple[str, ...] = ()
+    """What the format has no place for and a reader can do without, for people."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """How another project keeps one kind of head."""
+
+    title: str
+    recognises: Callable[[Mapping[str, Any], Collection[str]], bool]
+    """Whether a configuration and the names of its weights are in this format."""
+    read: Callable[[Source], HeadCheckpoint]
+    kind: str = ""
+    """The kind of head that can be written; empty writes none."""
+    exported_as: tuple[str, ...] = ()
+    """What the format is called where heads are written in it."""
+    write: Callable[[HeadCheckpoint, str], Exported] | None = None
+    """Takes the head and the name it is exported under."""
+
+
+@cache
+def formats() -> tuple[Format, ...]:
+    """Every format there is."""
+    from outrider.heads import formats as package
+
+    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    own = sorted(name for name in names if name != "base" and not name.startswith("_"))
+    return tuple(importlib.import_module(f"{package.__name__}.{name}").FORMAT for name in own)
+
+
+def read_foreign(folder: Path, told: Mapping[str, Any]) -> HeadCheckpoint:
+    """Read a head in a format of another project.
+
+    Args:
+        folder: where its files are.
+        told: its ``config.json``.
+
+    Raises:
+        ModelError: it is in no format known here, or not as its format asks; in one sentence.
+    """
+    files = WeightFiles(folder)
+    for each in formats():
+        if each.recognises(told, files.names):
+            return each.read(Source(folder.name, Told(folder.name, told), files))
+    titles = ", ".join(each.title for each in formats())
+    raise ModelError(f"{folder.name} holds a head in no format known here; there are Outrider's own, {titles}")
+
+
+def destinations() -> list[str]:
+    """What heads can be exported as."""
+    return sorted({name for each in formats() for name in each.exported_as})
+
+
+def export(checkpoint: HeadCheckpoint, to: str, folder: Path) -> Exported:
+    """Write a head in a format of another project; the folder is made.
+
+    Args:
+        checkpoint: the head.
+        to: which format.
+        folder: gets ``config.json`` and ``model.safetensors``.
+
+    Raises:
+        ConfigError: there is no such format, it cannot hold the head, or the folder cannot be written.
+    """
+    if to not in destinations():
+        raise ConfigError(f"there is no format {to!r} to export to; there are: {', '.join(destinations())}")
+    fitting = [each for each in formats() if to in each.exported_as and each.kind == checkpoint.kind and each.write]
+    if not fitting:
+        raise ConfigError(f"{checkpoint.name} is a head of the kind {checkpoint.kind}, which {to} has no format for")
+    checkpoint.build()
+    made = fitting[0].write(checkpoint, to)  # type: ignore[misc]
+    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in made.tensors.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Readers built on transformers look for this mark.
+        save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
+        (folder / CONFIG).write_text(json.dumps(made.config, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error}") from error
+    return made
