@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 from tiny_folder import make_folder
+from tiny_heads import tiny_head
 
 from outrider.cli import COMMANDS, main
 from outrider.cli.options import METHOD, MethodFlags, SpeculationFlags, all_options, options_of
 from outrider.completion import Chunk
 from outrider.drafters.base import config_class, methods
 from outrider.errors import ConfigError, OutriderError
+from outrider.heads.checkpoint import write_head
+from outrider.target.backends import load_model
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +74,33 @@ def test_json_has_what_it_promises(capsys: pytest.CaptureFixture[str], folder: P
     assert isinstance(result["seed"], int)
 
 
-def test_every_method_gives_the_same_text(capsys: pytest.CaptureFixture[str], folder: Path, other: Path) -> None:
+def drafting_with(method: str, model: Path, draft: Path, place: Path) -> list[object]:
+    """The flag that names a draft model or a head, for methods that have one."""
+    (named,) = [option.field for option in options_of(config_class(method)) if "draft-model-path" in option.flag] or [
+        ""
+    ]
+    if named == "head":
+        write_head(place / method, tiny_head(method, load_model(model)[0]))
+        draft = place / method
+    return ["--speculative-draft-model-path", draft] if named else []
+
+
+def test_a_head_is_found_to_be_one(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
+    for name in methods():
+        flag = drafting_with(name, folder, folder, tmp_path)
+        if (tmp_path / name).exists():
+            result = completed(capsys, "to be", "--model", folder, "--max-tokens", 4, *flag)
+            assert config_class(name).automatic([str(flag[1])]) is not None
+            assert result["speculation"]["algorithm"] in methods()
+            assert hasattr(config_class(result["speculation"]["algorithm"])(), "head"), "a head was taken for a model"
+
+
+def test_every_method_gives_the_same_text(
+    capsys: pytest.CaptureFixture[str], folder: Path, other: Path, tmp_path: Path
+) -> None:
     texts = set()
     for name in methods():
-        flags = [f for f in options_of(config_class(name)) if "draft-model-path" in f.flag]
-        path = ["--speculative-draft-model-path", other] if flags else []
+        path = drafting_with(name, folder, other, tmp_path)
         common = ("to be or not to be", "--model", folder, "--max-tokens", 16, "--temperature", 1, "--seed", 3)
         result = completed(capsys, *common, "--speculative-algorithm", name.upper(), *path)
         assert result["speculation"]["algorithm"] == name

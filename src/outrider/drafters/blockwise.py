@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from outrider.drafters._growth import StaticTree
 from outrider.drafters._parallel_drafter import ParallelDrafter
+from outrider.drafters._trained import the_head
 from outrider.drafters.base import Needs, Workbench, check_options, option, register
 from outrider.errors import ConfigError
 from outrider.heads.parallel_runner import ParallelRunner
@@ -22,7 +23,7 @@ class Blockwise:
     """Options of blockwise decoding."""
 
     method: ClassVar[str] = "blockwise"
-    automatic_rank: ClassVar[int] = 1
+    automatic_rank: ClassVar[int] = 7
     needs: ClassVar[Needs] = Needs()
 
     head: str = option("", "Folder of the trained head.", flag="speculative-draft-model-path")
@@ -55,4 +56,5 @@ class Blockwise:
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> Blockwise | None:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return None
+        head = the_head(draft_models, "blockwise")
+        return None if head is None else cls(head=head)

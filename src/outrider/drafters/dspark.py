@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from outrider.drafters._block_drafter import BlockDrafter, block_drafter
+from outrider.drafters._trained import the_head
 from outrider.drafters.base import Needs, Workbench, check_options, option, register
 
 
@@ -19,7 +20,7 @@ class DSpark:
     """Options of a DSpark head."""
 
     method: ClassVar[str] = "dspark"
-    automatic_rank: ClassVar[int] = 4
+    automatic_rank: ClassVar[int] = 7
 
     head: str = option("", "Folder of the trained head.", flag="speculative-draft-model-path")
     num_draft_tokens: int = option(
@@ -59,4 +60,5 @@ class DSpark:
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> DSpark | None:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return None
+        head = the_head(draft_models, "dspark")
+        return None if head is None else cls(head=head)

@@ -11,6 +11,7 @@ from typing import ClassVar, Final
 
 from outrider.drafters._feature_drafter import FeatureDrafter, feature_drafter
 from outrider.drafters._growth import StaticTree
+from outrider.drafters._trained import the_head
 from outrider.drafters.base import Needs, Workbench, check_options, option, register
 
 _CHANCES: Final = (0.6, 0.15, 0.08, 0.05, 0.03, 0.02)
@@ -23,7 +24,7 @@ class Eagle:
     """Options of an EAGLE-1 head."""
 
     method: ClassVar[str] = "eagle"
-    automatic_rank: ClassVar[int] = 2
+    automatic_rank: ClassVar[int] = 6
 
     head: str = option("", "Folder of the trained head.", flag="speculative-draft-model-path")
     num_steps: int = option(4, "Drafting depth: head steps per round.", low=0, high=64, flag="speculative-num-steps")
@@ -68,4 +69,5 @@ class Eagle:
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> Eagle | None:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return None
+        head = the_head(draft_models, "eagle")
+        return None if head is None else cls(head=head)

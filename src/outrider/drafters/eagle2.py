@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from outrider.drafters._feature_drafter import FeatureDrafter, feature_drafter
 from outrider.drafters._growth import DynamicTree
+from outrider.drafters._trained import the_head
 from outrider.drafters.base import Needs, Workbench, check_options, option, register
 
 
@@ -21,7 +22,7 @@ class Eagle2:
     """Options of an EAGLE-1 head with a dynamic tree."""
 
     method: ClassVar[str] = "eagle2"
-    automatic_rank: ClassVar[int] = 2
+    automatic_rank: ClassVar[int] = 7
 
     head: str = option("", "Folder of the trained head.", flag="speculative-draft-model-path")
     num_steps: int = option(5, "Drafting depth: head steps per round.", low=0, high=64, flag="speculative-num-steps")
@@ -57,4 +58,5 @@ class Eagle2:
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> Eagle2 | None:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return None
+        head = the_head(draft_models, "eagle")
+        return None if head is None else cls(head=head)

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from outrider.drafters._feature_drafter import FeatureDrafter, feature_drafter
 from outrider.drafters._growth import DynamicTree
+from outrider.drafters._trained import the_head
 from outrider.drafters.base import Needs, Workbench, check_options, option, register
 
 
@@ -20,7 +21,7 @@ class Eagle3:
     """Options of an EAGLE-3 head."""
 
     method: ClassVar[str] = "eagle3"
-    automatic_rank: ClassVar[int] = 3
+    automatic_rank: ClassVar[int] = 7
 
     head: str = option("", "Folder of the trained head.", flag="speculative-draft-model-path")
     num_steps: int = option(4, "Drafting depth: head steps per round.", low=0, high=64, flag="speculative-num-steps")
@@ -60,4 +61,5 @@ class Eagle3:
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> Eagle3 | None:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return None
+        head = the_head(draft_models, "eagle3")
+        return None if head is None else cls(head=head)

@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 
 from outrider.drafters._growth import StaticTree
 from outrider.drafters._parallel_drafter import ParallelDrafter
+from outrider.drafters._trained import the_head
 from outrider.drafters.base import Needs, Workbench, check_options, option, register
 from outrider.errors import ConfigError
 from outrider.heads.parallel_runner import ParallelRunner
@@ -32,7 +33,7 @@ class Medusa:
     """Options of Medusa heads."""
 
     method: ClassVar[str] = "medusa"
-    automatic_rank: ClassVar[int] = 1
+    automatic_rank: ClassVar[int] = 7
 
     head: str = option("", "Folder of the trained heads.", flag="speculative-draft-model-path")
     num_steps: int = option(4, "Heads used: the tree's depth.", low=0, high=64, flag="speculative-num-steps")
@@ -83,4 +84,5 @@ class Medusa:
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> Medusa | None:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return None
+        head = the_head(draft_models, "medusa")
+        return None if head is None else cls(head=head)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from outrider.errors import ConfigError, ModelError
+from outrider.heads.packed import from_stored, to_stored
 
 VERSION: Final = 1
 CONFIG: Final = "config.json"
@@ -115,6 +116,7 @@ class HeadCheckpoint:
                 raise ConfigError(f"{self.name} reads layer {layer}, and the target has {target.layers}")
 
 
+_GROUP: Final = 32
 _WORDS: Final = {"width": "hidden size", "layers": "number of layers", "vocabulary": "vocabulary"}
 
 
@@ -124,8 +126,18 @@ def _parts(kind: str) -> tuple[type, type]:
     return module.CONFIG, module.HEAD
 
 
-def write_head(folder: Path, checkpoint: HeadCheckpoint) -> None:
-    """Write a head; the folder is made."""
+def write_head(folder: Path, checkpoint: HeadCheckpoint, kinds: Mapping[str, str] | None = None) -> None:
+    """Write a head; the folder is made.
+
+    Args:
+        folder: where to.
+        checkpoint: the head.
+        kinds: in which blocks of a GGUF file matrices are kept, ``Q8_0`` or ``Q4_0``, by the beginnings of their names;
+            the longest that fits holds, and what none fits stays as it is.
+
+    Raises:
+        ConfigError: there is no such kind, or there are no kernels to make it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     told = {
         "outrider_head": VERSION,
@@ -134,8 +146,7 @@ def write_head(folder: Path, checkpoint: HeadCheckpoint) -> None:
         "target": dataclasses.asdict(checkpoint.target),
         "training": dict(checkpoint.training),
     }
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
-    save_file(tensors, folder / TENSORS)
+    save_file(dict(_stored(checkpoint.tensors, kinds or {})), folder / TENSORS)
     (folder / CONFIG).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
@@ -158,8 +169,42 @@ def read_head(folder: str | Path) -> HeadCheckpoint:
         target = from_plain(TargetFacts, told["target"])
     except (KeyError, TypeError, ModuleNotFoundError, AttributeError) as error:
         raise ModelError(f"{place.name}: {CONFIG} does not describe a head: {error}") from error
-    tensors = {name: widened(tensor) for name, tensor in read_tensors(place / TENSORS).items()}
+    tensors = dict(_restored(place.name, read_tensors(place / TENSORS)))
     return HeadCheckpoint(told["kind"], config, target, tensors, told.get("training", {}), place.name)
+
+
+def _stored(tensors: Mapping[str, torch.Tensor], kinds: Mapping[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors as they are written: those in blocks have their kind and their number of columns in their names."""
+    for name, tensor in tensors.items():
+        whole = tensor.detach().cpu().contiguous()
+        fitting = [start for start in kinds if name.startswith(start)]
+        if fitting and whole.ndim == 2 and whole.shape[1] % _GROUP == 0:
+            kind = kinds[max(fitting, key=len)]
+            yield f"{name}:{kind}:{whole.shape[1]}", to_stored(whole, kind)
+        else:
+            yield name, whole
+
+
+def _restored(place: str, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    for written, tensor in tensors.items():
+        name, *how = written.split(":")
+        if not how:
+            yield name, widened(tensor)
+            continue
+        try:
+            kind, columns = how
+            yield name, from_stored(tensor, kind, int(columns), len(tensor))
+        except (ValueError, ConfigError) as error:
+            raise ModelError(f"{place}: {written!r} is not stored as its name says: {error}") from error
+
+
+def kind_of(folder: str | Path) -> str | None:
+    """The kind of head in a folder; None where it holds none that can be read."""
+    try:
+        told = read_json(Path(folder) / CONFIG)
+        return str(told["kind"]) if "outrider_head" in told else read_head(folder).kind
+    except (ModelError, KeyError):
+        return None
 
 
 def is_head(folder: str | Path) -> bool:

@@ -92,7 +92,7 @@ class Eagle3Head(nn.Module):
 
     @torch.no_grad()
     def begin(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
-        """Take over the target's LM head.
+        """Start near the target: pass its highest layer on through a block that adds nothing yet, to its LM head.
 
         Args:
             ids: int64 [vocabulary], the target's ids of the tokens to draft, rising.
@@ -101,17 +101,6 @@ class Eagle3Head(nn.Module):
         if self.ids is not None and self.lm_head is not None:
             self.ids.copy_(ids)
             self.lm_head.weight.copy_(rows)
-
-    @torch.no_grad()
-    def begin(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
-        """Start near the target: pass its highest layer on through a block that adds nothing yet, to its LM head.
-
-        Args:
-            ids: int64 [vocabulary], the target's ids of the tokens to draft, rising.
-            rows: [vocabulary, width], their rows of the target's LM head.
-        """
-        self.ids.copy_(ids)
-        self.lm_head.weight.copy_(rows)
         width, read = self.fc.out_features, self.config.target_width or self.fc.out_features
         self.fc.weight.mul_(0.1)
         self.fc.weight[:, -read:] += torch.eye(width, read)
