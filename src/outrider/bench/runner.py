@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +18,7 @@ from outrider.bench.prompts import Prompt
 from outrider.config import CacheConfig, Speculation
 from outrider.drafters.base import DrafterConfig
 from outrider.errors import NumericsError
+from outrider.heads.checkpoint import HeadCheckpoint
 from outrider.llm import LLM
 from outrider.metrics import PhaseSeconds, SpeculationStats
 from outrider.sampling.params import SamplingParams
@@ -72,6 +73,7 @@ class Models:
     target: TargetModel
     tokenizer: Tokenizer
     drafts: Mapping[str, TargetModel]
+    heads: Mapping[str, HeadCheckpoint] = field(default_factory=dict)
 
     def engine(self, arm: Arm, rows: int = 0) -> LLM:
         """A fresh engine for one method; weights are not copied.
@@ -85,6 +87,7 @@ class Models:
             self.tokenizer,
             speculation=Speculation(arm.config, arm.verifier.name),
             draft_models=self.drafts,
+            heads=self.heads,
             # Every run computes its whole prompt, whichever methods have completed it before.
             cache=CacheConfig(rows=rows, prefix_cache=False),
         )

@@ -19,6 +19,7 @@ from outrider.bench.runner import Arm, Models, Sample, Workload, grid, run
 from outrider.drafters.base import DrafterConfig
 from outrider.drafters.none import NoDraft
 from outrider.errors import ConfigError, RequestError
+from outrider.heads.checkpoint import kind_of, read_head
 from outrider.sampling.params import SamplingParams
 from outrider.target.backends import load_model, resolve_dtype
 from outrider.target.loading import find
@@ -111,7 +112,7 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
         "model": _model_facts(request, models, dtype),
         "machine": machine.facts(),
         "workload": _workload_facts(request, workload, rows, chat=chat),
-        "algorithms": [arm_json(arm, {path: find(path)[1] for path in models.drafts}) for arm in arms],
+        "algorithms": [arm_json(arm, _names(models)) for arm in arms],
         "ceiling": _ceiling(machine.bytes_per_token(models.target), bandwidth, entries[0]["tokens_per_s"]),
         "results": entries,
         "meanings": MEANINGS,
@@ -124,14 +125,22 @@ def _load(request: Request, arms: Sequence[Arm]) -> tuple[Models, torch.dtype]:
     options = request.model.options
     target, tokenizer = load_model(request.model.model, options)
     dtype = resolve_dtype(options.dtype, target.device)
-    drafts = {}
+    drafts, heads = {}, {}
     named = {path for arm in arms for path in _option_values(arm.config)}
     for path in (path for path in request.methods.draft_models if path in named):
+        if kind_of(path) is not None:
+            heads[path] = read_head(path)
+            continue
         drafts[path], draft_tokenizer = load_model(path, options.for_drafter)
         match = tokenizer.compare(draft_tokenizer)
         if match.kind == "different":
             raise ConfigError(f"{path} cannot draft for this target: {match.reason}")
-    return Models(target, tokenizer, drafts), dtype
+    return Models(target, tokenizer, drafts, heads), dtype
+
+
+def _names(models: Models) -> dict[str, str]:
+    """What draft models and heads are called, by path."""
+    return {path: find(path)[1] for path in models.drafts} | {path: head.name for path, head in models.heads.items()}
 
 
 def _check_lengths(workload: Workload, context_length: int) -> None:
