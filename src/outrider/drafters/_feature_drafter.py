@@ -149,8 +149,9 @@ class FeatureDrafter:
                 self.close(kept.key)  # rows went by unseen, so that nothing can follow
                 continue
             self._note(state, kept, outcome)
-            if state.known - state.computed > _CHUNK:
-                self._compute(kept.key, state, min(state.known, len(state.tokens) - 1))
+            if state.known - state.computed > _CHUNK or self._fills_a_page(state):
+                # The anchor's row waits for the pass that drafts from it.
+                self._compute(kept.key, state, min(state.known, len(state.tokens) - 2))
 
     def pause(self, key: str) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
