@@ -24,11 +24,13 @@ from head_files import (
     speculators_dspark_files,
     speculators_eagle3_files,
 )
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from tiny import tiny_model
+from tiny_heads import tiny_head
 
 from outrider.cli import main
-from outrider.errors import ConfigError
-from outrider.heads.checkpoint import HeadCheckpoint, TargetFacts, read_head, write_head
+from outrider.errors import ConfigError, ModelError
+from outrider.heads.checkpoint import PACKED, HeadCheckpoint, TargetFacts, read_head, write_head
 from outrider.heads.formats.base import destinations, export
 
 TARGET = TargetFacts("", WIDTH, 6, VOCABULARY)
@@ -274,3 +276,36 @@ def test_speculators_draws_as_we_do_dspark(tmp_path: Path, name: str, monkeypatc
             torch.testing.assert_close(added, bias[:, slot], rtol=1e-4, atol=1e-4)
         read = torch.cat((hidden, model.markov_head.prev_embeddings(previous)), -1)
         torch.testing.assert_close(own.confidence(previous, hidden), model.confidence_head(read), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dspark"])
+def test_a_packed_head_is_small_and_drafts_as_the_kernels_would(kind: str, tmp_path: Path) -> None:
+    head = tiny_head(kind, tiny_model(0))
+    write_head(tmp_path / "whole", head)
+    assert main(["export", str(tmp_path / "whole"), "--to", "outrider", "--output", str(tmp_path / "packed")]) == 0
+    sizes = {name: (tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "packed")}
+    assert sizes["packed"] < 0.5 * sizes["whole"]
+    small = read_head(tmp_path / "packed")
+    assert (small.kind, small.config, small.target) == (head.kind, head.config, head.target)
+    for name, tensor in head.tensors.items():
+        if tensor.is_floating_point() and tensor.ndim == 2 and tensor.shape[1] % 32 == 0:
+            steps = 7 if "lm_head" in name or "w1" in name else 126
+            step = tensor.unflatten(1, (-1, 32)).abs().amax(-1, keepdim=True) / steps
+            distance = (small.tensors[name] - tensor).unflatten(1, (-1, 32)).abs()
+            assert bool((distance <= step + 1e-3).all()), name
+        else:
+            torch.testing.assert_close(small.tensors[name], tensor)
+    write_head(tmp_path / "again", small, PACKED)
+    again = read_head(tmp_path / "again").tensors
+    assert all(torch.allclose(again[name], tensor, atol=1e-3) for name, tensor in small.tensors.items())
+
+
+@pytest.mark.parametrize(("part", "wrong"), [("Q8_0", "Q9_9"), (":32", ":64"), (":32", ":x"), (":32", ":32:1")])
+def test_a_tensor_that_is_not_stored_as_its_name_says(part: str, wrong: str, tmp_path: Path) -> None:
+    write_head(tmp_path, tiny_head("eagle3", tiny_model(0)), PACKED)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith(":Q8_0:32"))
+    tensors[name.replace(part, wrong)] = tensors.pop(name)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="is not stored as its name says"):
+        read_head(tmp_path)

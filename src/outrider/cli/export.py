@@ -25,21 +25,29 @@ def export(
 
     Args:
         head: folder of the head.
-        to: the format: speculators (vLLM's), specforge (SpecForge's and SGLang's) or eagle (that of EAGLE's authors).
+        to: the format: speculators (vLLM's), specforge (SpecForge's and SGLang's), eagle (that of EAGLE's authors), or
+            outrider for our own in eight and four bits.
         output_folder: gets config.json and model.safetensors.
         verifier: the target's Hugging Face name or folder, which readers of speculators ask for.
         as_json: print one JSON object.
     """
-    from outrider.heads.checkpoint import read_head
+    from outrider.heads.checkpoint import OWN, PACKED, read_head, write_head
     from outrider.heads.formats.base import export as write
 
     found = read_head(head)
+    console = output.side() if as_json else output.screen()
+    if to == OWN:
+        write_head(output_folder, found, PACKED)
+        size = sum(file.stat().st_size for file in output_folder.iterdir())
+        console.print(f"{head.name}: a head of the kind {found.kind}, packed into {size / 1e6:.1f} MB")
+        if as_json:
+            output.write_json({"kind": found.kind, "to": to, "output": str(output_folder), "bytes": size})
+        return 0
     named = dataclasses.replace(found, target=dataclasses.replace(found.target, name=verifier))
     made = write(named, to, output_folder)
     if as_json:
         output.write_json({"kind": found.kind, "to": to, "output": str(output_folder), "left_out": list(made.left_out)})
         return 0
-    console = output.screen()
     console.print(f"{head.name}: a head of the kind {found.kind}, written as {to} to {output_folder}")
     for each in made.left_out:
         console.print(f"left out, for {to} has no place for it: {each}")
