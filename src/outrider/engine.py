@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from outrider.admission import admit
 from outrider.config import SchedulerConfig
 from outrider.drafters.base import Committed, DraftContext, Drafter, DraftSequence, Outcome
@@ -30,8 +32,6 @@ from outrider.verify.base import Verdict, Verifier
 from outrider.verify.rows import TargetRows, rows_of
 
 if TYPE_CHECKING:
-    import torch
-
     from outrider.target.tokenizer import Tokenizer
 
 TARGET = "target"
@@ -83,6 +83,7 @@ class Engine:
         self.target, self.tokenizer, self.pool = target, tokenizer, pool
         self.verifier, self.vocabulary = verifier, vocabulary
         self.seconds = PhaseSeconds()
+        self._own_threads: bool = getattr(target, "own_threads", False)
         check_layers(drafter.needs.hidden_layers, target.layers)
         self._drafter = GuardedDrafter(drafter, vocabulary)
         self._cache = pool.cache(TARGET, row_invariant=target.row_invariant)
@@ -96,6 +97,17 @@ class Engine:
         Returns:
             What happened to each request that got tokens or ended.
         """
+        if not self._own_threads:
+            return self._round()
+        # Two pools of threads that wait by spinning take each other's cores.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return self._round()
+        finally:
+            torch.set_num_threads(threads)
+
+    def _round(self) -> list[Progress]:
         clock = [time.perf_counter()]
         ended = self.end_cancelled()
         work, preempted = self._scheduler.schedule()

@@ -61,6 +61,8 @@ class NativeModel:
     """
 
     row_invariant = True
+    own_threads = True
+    """It computes on the kernels' threads; torch's should stay out of their way."""
     device = torch.device("cpu")
     precision = "weights as stored, int8 activations"
     """Told in results instead of a dtype."""
