@@ -9,7 +9,7 @@ from outrider.heads.checkpoint import HeadCheckpoint, TargetFacts
 from outrider.target.base import TargetModel
 from outrider.train.recipes.base import recipe_class, trainable
 
-SOME = torch.arange(1, VOCABULARY, 2)
+SOME = torch.arange(0, VOCABULARY, 2)
 TRAINED_AS = {"eagle2": "eagle"}
 """Methods that draft with another one's head."""
 
@@ -18,7 +18,7 @@ def tiny_head(method: str, target: TargetModel) -> HeadCheckpoint:
     """Weights moved off their beginning, so that depths differ, and a vocabulary of every other token."""
     trained = TRAINED_AS.get(method, method)
     assert trained in trainable(), f"{method} drafts with a head that no recipe trains"
-    head = recipe_class(trained)().head(target, SOME, seed=3)
+    head = recipe_class(trained)().head(target, torch.arange(0, target.vocabulary, 2), seed=3)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in head.parameters():

@@ -30,7 +30,7 @@ def block_shape(target: TargetModel, inner: int = 0, *, head_norms: bool = False
         heads=heads,
         key_heads=heads // _SHARING if heads % _SHARING == 0 else heads,
         head_width=head_width,
-        inner=inner or round(width * 8 / 3 / 32) * 32,
+        inner=inner or max(1, round(width * 8 / 3 / 32)) * 32,
         positions=target.context_length,
         head_norms=head_norms,
     )

@@ -59,7 +59,7 @@ class DSparkRecipe:
 
     def layers_read(self, target: TargetModel) -> tuple[int, ...]:
         """See :class:`outrider.train.recipes.base.Recipe`: five, evenly from the second to the fourth from the end."""
-        first, last = min(1, target.layers - 1), max(0, target.layers - 4)
+        first, last = max(0, min(1, target.layers - 1)), max(0, target.layers - 4)
         return tuple(sorted({first + (2 * (last - first) * share + 4) // 8 for share in range(5)}))
 
     def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> DSparkHead:

@@ -47,7 +47,7 @@ class Eagle3Recipe:
     def layers_read(self, target: TargetModel) -> tuple[int, ...]:
         """See :class:`outrider.train.recipes.base.Recipe`: a low, a middle and a high layer, as in the paper's code."""
         depth = target.layers
-        return tuple(sorted({min(1, depth - 1), max(0, depth // 2 - 1), max(0, depth - 4)}))
+        return tuple(sorted({max(0, layer) for layer in (min(1, depth - 1), depth // 2 - 1, depth - 4)}))
 
     def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> Eagle3Head:
         """See :class:`outrider.train.recipes.base.Recipe`."""
