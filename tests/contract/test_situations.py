@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +14,14 @@ from oracles import Scripted, empty
 from table_model import TableModel
 from tiny import tiny_model
 
-from contract.cases import BACKENDS, by_id
+from contract.cases import BACKENDS, PROMPTS, by_id, configs, is_exact, make
 from contract.test_lossless import assert_clean
 from outrider import LLM, CacheConfig, Choice, RequestError, SamplingParams, SchedulerConfig, Speculation
-from outrider.drafters.base import DraftSequence, Needs
+from outrider.drafters.base import DraftContext, DraftSequence, Needs
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.ngram import Ngram
 from outrider.errors import ConfigError, ModelError
+from outrider.guard import GuardedDrafter
 from outrider.kv.pool import KVPool
 from outrider.stopping import FinishReason
 from outrider.target.base import HiddenLogits, TargetModel, TargetOutput
@@ -605,3 +607,35 @@ def test_keys_and_values_are_bounded_reported_and_refused_when_they_cannot_fit(m
     with pytest.raises(ConfigError, match=r"64 rows take .* for the target, .* for good, but .* is free"):
         LLM.from_model(target, byte_tokenizer(), cache=CacheConfig(rows=64), **models)  # type: ignore[arg-type]
     assert plainly(target).engine.pool.rows == 64, "an automatic cache takes what half the free memory holds"
+
+
+@pytest.mark.faulty_drafter
+@pytest.mark.parametrize("case", [case for case, _ in configs("good")])
+def test_what_was_drawn_before_a_drafter_failed_is_tested(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether drafting goes on may depend on what was drawn: to drop it would favour what keeps a drafter going."""
+    rule = next(rule for rule in ("rejection", "multi-step") if is_exact(by_id(case), rule))
+    llm = make(by_id(case), verifier=rule)
+    pick, propose = DraftContext.pick, GuardedDrafter.propose
+    calls: list[int] = []
+    nodes: list[int] = []
+
+    def picking(self: DraftContext, *arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("planted")
+        return pick(self, *arguments, **options)
+
+    def proposing(self: GuardedDrafter, context: DraftContext) -> list[TokenTree]:
+        calls.clear()
+        trees = propose(self, context)
+        nodes.extend(len(tree) for tree in trees if len(calls) > 1)
+        return trees
+
+    monkeypatch.setattr(DraftContext, "pick", picking)
+    monkeypatch.setattr(GuardedDrafter, "propose", proposing)
+    done = llm.generate(PROMPTS[0], SamplingParams(max_tokens=12, temperature=1.0, seed=3))[0]
+    assert len(done.token_ids) == 12
+    draws = any(hasattr(by_id(case), field) for field in ("head", "model", "models"))
+    assert len(nodes) == draws, "it was to fail once, in its second draw"
+    assert all(count > 1 for count in nodes), "what had been drawn was dropped because the next draw failed"
+    assert_clean(llm)

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import torch
 
+from outrider.drafters._growth import Failures
 from outrider.drafters.base import Committed, DraftContext, DraftSequence, Needs, Outcome, Workbench
 from outrider.errors import ConfigError
 from outrider.heads.block_runner import Block, BlockRunner
@@ -60,6 +61,7 @@ class BlockDrafter:
         self.needs = Needs(hidden_layers=runner.hidden_layers)
         self._runner, self._cache, self._rule, self._most = runner, cache, rule, most
         self._known: dict[str, int] = {}
+        self._failures = Failures()
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
         """See :class:`outrider.drafters.base.Drafter`."""
@@ -109,6 +111,7 @@ class BlockDrafter:
         return trees
 
     def _is_ready(self, sequence: DraftSequence) -> bool:
+        self._failures.check(sequence.key)
         known, anchor = self._known.get(sequence.key), len(sequence.tokens) - 1
         last = anchor + self._runner.slots
         return known == anchor and last <= self._runner.context_length and self._cache.extend(sequence.key, last)
@@ -118,32 +121,43 @@ class BlockDrafter:
         return SequenceRows(sequence.key, len(sequence.tokens) - 1, (sequence.tokens[-1], *masks), None, together=True)
 
     def _draw(self, context: DraftContext, ready: Sequence[int], block: Block) -> list[TreeBuilder]:
-        """Choose a block's tokens one after the other, as far as another is worth its row."""
+        """Choose the blocks' tokens one slot after the other, as far as another is worth its row."""
         builders = [context.sequences[index].builder() for index in ready]
-        survivals: list[list[float]] = [[] for _ in ready]
+        live = list(range(len(ready)))
         for slot in range(self._runner.drafts):
-            previous = torch.tensor([builder.tokens[-1] for builder in builders], device=self._runner.device)
-            chances = block.confidence(slot, previous).tolist()
-            open_ = [
-                place
-                for place, builder in enumerate(builders)
-                if len(builder) == slot + 1
-                and slot < self._room(context.sequences[ready[place]])
-                and self._rule.worth(survivals[place], chances[place] * (survivals[place] or [1.0])[-1])
-            ]
-            if not open_:
+            try:
+                previous = torch.tensor([builder.tokens[-1] for builder in builders], device=self._runner.device)
+                chances = block.confidence(slot, previous).tolist()
+                live = [p for p in live if self._goes_on(context.sequences[ready[p]], builders[p], chances[p])]
+                logits = block.logits(slot, previous) if live else previous
+            except Exception as error:  # noqa: BLE001 - see Failures
+                for place in live:
+                    self._failures.note(context.sequences[ready[place]].key, error)
                 break
-            logits = block.logits(slot, previous)
-            for place in open_:
-                builder = builders[place]
-                (picked,) = context.pick(ready[place], logits[place : place + 1], [builder.paths[-1]], [slot], 1)
-                for proposal in picked:
-                    builder.add(slot, proposal.token, survival=chances[place], q=proposal.q, removed=proposal.removed)
-                    survivals[place].append(builder.survival[-1])
+            live = [p for p in live if self._add(context, ready[p], builders[p], logits[p : p + 1], chances[p])]
+            if not live:
+                break
         return builders
 
-    def _room(self, sequence: DraftSequence) -> int:
-        return min(self._most, sequence.nodes - 1, sequence.depth)
+    def _goes_on(self, sequence: DraftSequence, builder: TreeBuilder, chance: float) -> bool:
+        """Whether there is room for another draft, and it is worth its row."""
+        if len(builder) > min(self._most, sequence.nodes - 1, sequence.depth):
+            return False
+        return self._rule.worth(builder.survival[1:], chance * builder.survival[-1])
+
+    def _add(
+        self, context: DraftContext, index: int, builder: TreeBuilder, logits: torch.Tensor, chance: float
+    ) -> bool:
+        """Draw one sequence's next token; False where there is none to draw."""
+        node = len(builder) - 1
+        try:
+            (picked,) = context.pick(index, logits, [builder.paths[-1]], [node], 1)
+        except Exception as error:  # noqa: BLE001 - see Failures
+            self._failures.note(context.sequences[index].key, error)
+            return False
+        for proposal in picked:
+            builder.add(node, proposal.token, survival=chance, q=proposal.q, removed=proposal.removed)
+        return bool(picked)
 
     def pause(self, key: str) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
@@ -152,6 +166,7 @@ class BlockDrafter:
     def close(self, key: str) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
         self._known.pop(key, None)
+        self._failures.forget(key)
         self._cache.release(key)
 
 

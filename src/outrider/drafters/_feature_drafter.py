@@ -19,7 +19,7 @@ from typing import Protocol, overload
 
 import torch
 
-from outrider.drafters._growth import Growth, TreeShape
+from outrider.drafters._growth import Failures, Growth, TreeShape
 from outrider.drafters.base import Committed, DraftContext, DraftSequence, Needs, Outcome, Workbench
 from outrider.errors import ConfigError
 from outrider.heads.native import feature_runner
@@ -118,7 +118,7 @@ class FeatureDrafter:
         self._model, self._cache, self._shape = model, cache, shape
         self._depth, self._most_nodes = depth, most_nodes
         self._states: dict[str, _State] = {}
-        self._broken: dict[str, Exception] = {}
+        self._failures = Failures()
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
         """See :class:`outrider.drafters.base.Drafter`."""
@@ -134,6 +134,7 @@ class FeatureDrafter:
         answers = self._start(context, active)
         while active := [growth for growth in active if growth.frontier and growth.room]:
             answers = self._go_on(context, active, answers)
+        self._failures.collect(growing)
         return [
             growth.finish() if growth else root_only(sequence.tokens[-1])
             for growth, sequence in zip(growing, context.sequences, strict=True)
@@ -160,11 +161,10 @@ class FeatureDrafter:
     def close(self, key: str) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
         state = self._states.pop(key, None)
-        if state is not None and key not in self._broken and self._fills_a_page(state):
-            self._compute(
-                key, state, min(state.known, len(state.tokens) - 1)
-            )  # for the next request whose text begins like this one
-        self._broken.pop(key, None)
+        if state is not None and key not in self._failures and self._fills_a_page(state):
+            # For the next request whose text begins like this one.
+            self._compute(key, state, min(state.known, len(state.tokens) - 1))
+        self._failures.forget(key)
         self._cache.release(key)
 
     def _fills_a_page(self, state: _State) -> bool:
@@ -179,8 +179,7 @@ class FeatureDrafter:
 
     def _begin(self, index: int, sequence: DraftSequence) -> Growth | None:
         """Start a tree, or None where the request is past the head's context, out of pages or not known."""
-        if (error := self._broken.pop(sequence.key, None)) is not None:
-            raise error
+        self._failures.check(sequence.key)
         nodes = min(self._most_nodes, sequence.nodes)
         depth = min(self._depth, sequence.depth, nodes - 1)
         state, context = self._states.get(sequence.key), len(sequence.tokens) - 2
@@ -190,7 +189,9 @@ class FeatureDrafter:
             self.close(sequence.key)
             return None
         self._compute(sequence.key, state, context + 1 - _JOINED)
-        if not self._cache.extend(sequence.key, context + 1 + self._most_rows(depth)):
+        if sequence.key not in self._states or not self._cache.extend(
+            sequence.key, context + 1 + self._most_rows(depth)
+        ):
             return None
         growth = Growth(index, sequence, self._shape, context=context, nodes=nodes, depth=depth)
         growth.pending = tuple(sequence.tokens[1 + state.computed : 1 + context])
@@ -245,9 +246,6 @@ class FeatureDrafter:
     ) -> dict[str, torch.Tensor]:
         """Draft one level of every tree.
 
-        A failure ends a tree where it stands and is raised in the next round: under a ratio rule the tokens already
-        drawn must be tested, since whether the next level fails may depend on them.
-
         Returns:
             The head's answers at the nodes it computed, by request.
         """
@@ -258,9 +256,9 @@ class FeatureDrafter:
             answers, logits = self._model.forward(
                 TreeBatch.pack(rows, self._model.device), torch.cat(features), self._cache
             )
-        except Exception as error:  # noqa: BLE001 - whatever fails, what was drawn stands
+        except Exception as error:  # noqa: BLE001 - see Failures
             for growth in active:
-                self._break(growth, error)
+                growth.fail(error)
             return {}
         nodes = [min(one.rows, len(one.tree or ())) for one in rows]
         found = {}
@@ -273,18 +271,8 @@ class FeatureDrafter:
             strict=True,
         ):
             found[growth.sequence.key] = own[one.rows - count :]
-            self._grow(context, growth, part)
+            growth.grow(context, part)
         return found
-
-    def _grow(self, context: DraftContext, growth: Growth, logits: torch.Tensor) -> None:
-        try:
-            growth.grow(context, logits)
-        except Exception as error:  # noqa: BLE001 - as in the level as a whole
-            self._break(growth, error)
-
-    def _break(self, growth: Growth, error: Exception) -> None:
-        growth.frontier = []
-        self._broken[growth.sequence.key] = error
 
 
 class _Options(Protocol):

@@ -7,7 +7,7 @@ of all.  A static one has the shape it was given.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -105,6 +105,39 @@ class StaticTree:
         return self._widths.get(ranks, 0)
 
 
+class Failures:
+    """What went wrong while a tree grew, raised when its request is drafted for again.
+
+    What had been drawn by then stands: under a ratio rule drawn tokens must be tested, since whether drafting goes on
+    may depend on them.
+    """
+
+    def __init__(self) -> None:
+        self._met: dict[str, Exception] = {}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._met
+
+    def note(self, key: str, error: Exception) -> None:
+        """A request's tree ends where it stands."""
+        self._met[key] = error
+
+    def collect(self, growing: Iterable[Growth | None]) -> None:
+        """Note what trees met that are finished."""
+        for growth in growing:
+            if growth is not None and growth.error is not None:
+                self.note(growth.sequence.key, growth.error)
+
+    def check(self, key: str) -> None:
+        """Raise what the request met before, once."""
+        if (error := self._met.pop(key, None)) is not None:
+            raise error
+
+    def forget(self, key: str) -> None:
+        """The request has ended."""
+        self._met.pop(key, None)
+
+
 class Growth:
     """One request's tree while it grows.
 
@@ -129,6 +162,8 @@ class Growth:
         """First of the nodes that the last pass computed."""
         self.frontier = [0]
         """Nodes of the last level that are worth expanding."""
+        self.error: Exception | None = None
+        """Why the tree ended where it stands, if something failed."""
         self._builder: TreeBuilder = sequence.builder()
         self._ranks: list[Ranks] = [()]
         self._shape, self._nodes, self._depth = shape, nodes, depth
@@ -150,14 +185,24 @@ class Growth:
         start = self.context - len(self.pending)
         return SequenceRows(self.sequence.key, start, self.pending, self._builder.build(), skip=done)
 
+    def fail(self, error: Exception) -> None:
+        """End the tree where it stands."""
+        self.frontier, self.error = [], error
+
     def grow(self, context: DraftContext, logits: torch.Tensor, source: int = 0) -> None:
-        """Hang a level of proposals below the frontier.
+        """Hang a level of proposals below the frontier; whatever fails, what was drawn stands.
 
         Args:
             context: turns logits into proposals.
             logits: float [nodes computed by the last pass, vocabulary].
             source: which drafter of a merged tree this is.
         """
+        try:
+            self._hang(context, logits, source)
+        except Exception as error:  # noqa: BLE001 - see Failures
+            self.fail(error)
+
+    def _hang(self, context: DraftContext, logits: torch.Tensor, source: int) -> None:
         first, builder = self.computed, self._builder
         self.first, self.computed = first, len(builder)
         self._level += 1

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from outrider.drafters._growth import Growth, StaticTree
+from outrider.drafters._growth import Failures, Growth, StaticTree
 from outrider.drafters.base import DraftContext, DraftSequence, Needs, Outcome
 from outrider.heads.parallel_runner import ParallelRunner
 from outrider.tree import TokenTree, root_only
@@ -40,6 +40,7 @@ class ParallelDrafter:
         self.needs = Needs(branching=branching, hidden_layers=(runner.hidden_layer,))
         self._runner, self._shape, self._most_nodes = runner, shape, most_nodes
         self._last: dict[str, _Last] = {}
+        self._failures = Failures()
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
         """See :class:`outrider.drafters.base.Drafter`; only the last row matters, and that one is always computed."""
@@ -61,6 +62,7 @@ class ParallelDrafter:
             logits = self._runner.logits(torch.stack([self._last[growth.sequence.key].row for growth in active]))
             for growth, rows in zip(active, logits, strict=True):
                 self._grow(context, growth, rows)
+        self._failures.collect(growing)
         return [
             growth.finish() if growth else root_only(sequence.tokens[-1])
             for growth, sequence in zip(growing, context.sequences, strict=True)
@@ -68,6 +70,7 @@ class ParallelDrafter:
 
     def _begin(self, index: int, sequence: DraftSequence) -> Growth | None:
         """Start a tree, or None where the row before the anchor was not seen."""
+        self._failures.check(sequence.key)
         last, before = self._last.get(sequence.key), len(sequence.tokens) - 2
         nodes = min(self._most_nodes, sequence.nodes)
         depth = min(self._runner.depths, self._shape.depth, sequence.depth, nodes - 1)
@@ -95,3 +98,4 @@ class ParallelDrafter:
     def close(self, key: str) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
         self._last.pop(key, None)
+        self._failures.forget(key)

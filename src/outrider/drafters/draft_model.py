@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from outrider.drafters._growth import DynamicTree, Growth
+from outrider.drafters._growth import DynamicTree, Failures, Growth
 from outrider.drafters.base import (
     DraftContext,
     DraftSequence,
@@ -117,7 +117,7 @@ class DraftModelDrafter:
         self.needs = config.needs
         self._computed: dict[str, int] = {}
         self._drafts: dict[str, Growth] = {}
-        self._broken: dict[str, Exception] = {}
+        self._failures = Failures()
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
         """See :class:`outrider.drafters.base.Drafter`."""
@@ -131,6 +131,7 @@ class DraftModelDrafter:
         self._catch_up(active)
         while active := [growth for growth in active if growth.frontier and growth.room]:
             self._grow_level(context, active)
+        self._failures.collect(growing)
         return [
             growth.finish() if growth else root_only(sequence.tokens[-1])
             for growth, sequence in zip(growing, context.sequences, strict=True)
@@ -155,38 +156,23 @@ class DraftModelDrafter:
         """See :class:`outrider.drafters.base.Drafter`."""
         self._computed.pop(key, None)
         self._drafts.pop(key, None)
-        self._broken.pop(key, None)
+        self._failures.forget(key)
         self._cache.release(key)
 
     def _grow_level(self, context: DraftContext, active: Sequence[Growth]) -> None:
-        """Draft one more level of every tree.
-
-        A failure ends a tree where it stands and is raised in the next round: under a ratio rule the tokens already
-        drawn must be tested, since whether the next level fails may depend on them.
-        """
+        """Draft one more level of every tree."""
         try:
             logits = self._forward([growth.rows() for growth in active])
-        except Exception as error:  # noqa: BLE001 - whatever fails, what was drawn stands
+        except Exception as error:  # noqa: BLE001 - see Failures
             for growth in active:
-                self._break(growth, error)
+                growth.fail(error)
             return
         for growth, rows in zip(active, logits, strict=True):
-            self._grow(context, growth, rows)
-
-    def _grow(self, context: DraftContext, growth: Growth, rows: torch.Tensor) -> None:
-        try:
             growth.grow(context, rows, self._source)
-        except Exception as error:  # noqa: BLE001 - as in the level as a whole
-            self._break(growth, error)
-
-    def _break(self, growth: Growth, error: Exception) -> None:
-        growth.frontier = []
-        self._broken[growth.sequence.key] = error
 
     def _begin(self, index: int, sequence: DraftSequence) -> Growth | None:
         """Start a tree, or None where the request is past the draft model's context or out of draft pages."""
-        if (error := self._broken.pop(sequence.key, None)) is not None:
-            raise error
+        self._failures.check(sequence.key)
         nodes = min(self._config.most_nodes, sequence.nodes)
         depth = min(self._config.num_steps, sequence.depth, nodes - 1)
         if len(sequence.tokens) + depth > self._model.context_length:
