@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final
 
 import torch
 
 from outrider.drafters._growth import Failures
+from outrider.drafters._trained import ChainOptions, built_head, head_pages
 from outrider.drafters.base import Committed, DraftContext, DraftSequence, Needs, Outcome, Workbench
-from outrider.errors import ConfigError
 from outrider.heads.block_runner import Block, BlockRunner
 from outrider.heads.native import block_runner
 from outrider.kv.pool import PagedCache
@@ -170,32 +170,19 @@ class BlockDrafter:
         self._cache.release(key)
 
 
-class _Options(Protocol):
-    """What the methods of the family have in common."""
-
-    @property
-    def method(self) -> str: ...
-    @property
-    def head(self) -> str: ...
-    @property
-    def num_draft_tokens(self) -> int: ...
-    @property
-    def row_cost(self) -> float: ...
+_ROUND_COST: Final = 1.2
+"""A verified anchor and a drafted block, in passes over one row: a block costs about a fifth of a pass."""
 
 
-def block_drafter(bench: Workbench, options: _Options) -> BlockDrafter:
-    """Load a block head and make it ready to draft.
+def block_drafter(bench: Workbench, options: ChainOptions, row_cost: float) -> BlockDrafter:
+    """A drafter with a head of the family; see :func:`outrider.drafters._trained.built_head` for errors.
 
-    Raises:
-        ConfigError: none was named, or it is not for this target.
-        ModelError: it cannot be read.
+    Args:
+        bench: what it is built from.
+        options: of the method.
+        row_cost: of one more verified row, in passes over one row; 0 drafts whole blocks.
     """
-    if not options.head:
-        raise ConfigError(f"{options.method} needs a trained head; name its folder with --speculative-draft-model-path")
-    runner = block_runner(bench.head(options.head).build(), bench.target)
-    name = f"head:{options.head}"
-    bench.reserve(name, runner.row_bytes)
-    # Which rows share a pass moves a head's answers by rounding alone, and what it drafts changes no text.
-    cache = bench.pool.cache(name, row_invariant=bench.target.row_invariant)
-    rule = LengthRule(round_cost=1.2, row_cost=options.row_cost)
-    return BlockDrafter(runner, cache, rule, options.num_draft_tokens or runner.drafts)
+    runner = block_runner(built_head(bench, options), bench.target)
+    rule = LengthRule(_ROUND_COST, row_cost)
+    pages = head_pages(bench, options, runner.row_bytes)
+    return BlockDrafter(runner, pages, rule, options.num_draft_tokens or runner.drafts)

@@ -20,8 +20,8 @@ from typing import Protocol, overload
 import torch
 
 from outrider.drafters._growth import Failures, Growth, TreeShape
+from outrider.drafters._trained import TreeOptions, built_head, head_pages
 from outrider.drafters.base import Committed, DraftContext, DraftSequence, Needs, Outcome, Workbench
-from outrider.errors import ConfigError
 from outrider.heads.native import feature_runner
 from outrider.kv.pool import PagedCache
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, root_only
@@ -275,38 +275,12 @@ class FeatureDrafter:
         return found
 
 
-class _Options(Protocol):
-    """What the methods of the family have in common."""
-
-    @property
-    def method(self) -> str: ...
-    @property
-    def head(self) -> str: ...
-    @property
-    def num_steps(self) -> int: ...
-    @property
-    def most_nodes(self) -> int: ...
-    @property
-    def needs(self) -> Needs: ...
-
-
-def feature_drafter(bench: Workbench, options: _Options, shape: TreeShape) -> FeatureDrafter:
-    """Load a head of the family and make it ready to draft.
-
-    Raises:
-        ConfigError: none was named, or it is not for this target.
-        ModelError: it cannot be read.
-    """
-    if not options.head:
-        raise ConfigError(f"{options.method} needs a trained head; name its folder with --speculative-draft-model-path")
-    runner = feature_runner(bench.head(options.head).build(), bench.target)
-    name = f"head:{options.head}"
-    bench.reserve(name, runner.row_bytes)
-    # Which rows share a pass moves a head's answers by rounding alone, and what it drafts changes no text.
-    cache = bench.pool.cache(name, row_invariant=bench.target.row_invariant)
+def feature_drafter(bench: Workbench, options: TreeOptions, shape: TreeShape) -> FeatureDrafter:
+    """A drafter with a head of the family; see :func:`outrider.drafters._trained.built_head` for errors."""
+    runner = feature_runner(built_head(bench, options), bench.target)
     return FeatureDrafter(
         runner,
-        cache,
+        head_pages(bench, options, runner.row_bytes),
         shape,
         depth=options.num_steps,
         most_nodes=options.most_nodes,

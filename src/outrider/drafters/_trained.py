@@ -1,19 +1,128 @@
-"""What methods that draft with a trained head have in common."""
+"""What methods that draft with a trained head have in common: options, how the head is found, and its pages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from outrider.drafters.base import Needs, Workbench, check_options, option
+from outrider.errors import ConfigError
 from outrider.heads.checkpoint import kind_of
+from outrider.kv.pool import PagedCache
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
-def the_head(draft_models: Sequence[str], kind: str) -> str | None:
-    """The one draft model that was named, if it is a head of a kind.
+@dataclass(frozen=True)
+class ChainOptions:
+    """Options of a method whose head drafts a chain at once."""
 
-    Args:
-        draft_models: what the user named.
-        kind: a file of ``heads``.
-    """
-    if len(draft_models) == 1 and kind_of(draft_models[0]) == kind:
-        return draft_models[0]
+    method: ClassVar[str]
+    kind: ClassVar[str]
+    """The file of ``heads`` whose heads it runs."""
+    automatic_rank: ClassVar[int] = 7
+
+    head: str = option("", "Folder of the trained head.", flag="speculative-draft-model-path")
+    num_draft_tokens: int = option(
+        7,
+        "Most drafted tokens per round; a head has no more than it was trained for.",
+        low=0,
+        high=64,
+        flag="speculative-num-draft-tokens",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values out of bounds."""
+        check_options(self)
+
+    @property
+    def needs(self) -> Needs:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return Needs()
+
+    @property
+    def most_nodes(self) -> int:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return 1 + self.num_draft_tokens
+
+    @classmethod
+    def automatic(cls, draft_models: Sequence[str]) -> Self | None:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        found: Self | None = automatic_head(cls, draft_models)
+        return found
+
+
+@dataclass(frozen=True)
+class TreeOptions:
+    """Options of a method whose head drafts a chain or a tree."""
+
+    method: ClassVar[str]
+    kind: ClassVar[str]
+    """The file of ``heads`` whose heads it runs."""
+    automatic_rank: ClassVar[int] = 7
+
+    head: str = option("", "Folder of the trained head.", flag="speculative-draft-model-path")
+    num_steps: int = option(4, "Drafting depth: head steps per round.", low=0, high=64, flag="speculative-num-steps")
+    topk: int = option(
+        1,
+        "Nodes expanded per level, and branches of each; 1 drafts a chain.",
+        low=1,
+        high=64,
+        flag="speculative-eagle-topk",
+    )
+    num_draft_tokens: int = option(
+        0,
+        "Most drafted tokens per round; 0 is one per step in a chain, three per step in a tree.",
+        low=0,
+        high=1024,
+        flag="speculative-num-draft-tokens",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values out of bounds."""
+        check_options(self)
+
+    @property
+    def needs(self) -> Needs:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return Needs(branching=self.topk > 1)
+
+    @property
+    def most_nodes(self) -> int:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        return 1 + (self.num_draft_tokens or (1 if self.topk == 1 else 3) * self.num_steps)
+
+    @classmethod
+    def automatic(cls, draft_models: Sequence[str]) -> Self | None:
+        """See :class:`outrider.drafters.base.DrafterConfig`."""
+        found: Self | None = automatic_head(cls, draft_models)
+        return found
+
+
+def automatic_head(config: Any, draft_models: Sequence[str]) -> Any:
+    """A method's config for the one draft model that was named, if that is a head of its kind; else None."""
+    if len(draft_models) == 1 and kind_of(draft_models[0]) == config.kind:
+        return config(head=draft_models[0])
     return None
+
+
+def built_head(bench: Workbench, options: ChainOptions | TreeOptions) -> Any:
+    """The network a method drafts with.
+
+    Raises:
+        ConfigError: none was named, or it is not for this target.
+        ModelError: it cannot be read.
+    """
+    if not options.head:
+        raise ConfigError(f"{options.method} needs a trained head; name its folder with --speculative-draft-model-path")
+    return bench.head(options.head).build()
+
+
+def head_pages(bench: Workbench, options: ChainOptions | TreeOptions, row_bytes: int) -> PagedCache:
+    """Pages of a head's own."""
+    name = f"head:{options.head}"
+    bench.reserve(name, row_bytes)
+    # Which rows share a pass moves a head's answers by rounding alone, and what it drafts changes no text.
+    return bench.pool.cache(name, row_invariant=bench.target.row_invariant)

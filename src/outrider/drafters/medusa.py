@@ -12,9 +12,8 @@ from typing import ClassVar, Final
 
 from outrider.drafters._growth import StaticTree
 from outrider.drafters._parallel_drafter import ParallelDrafter
-from outrider.drafters._trained import the_head
-from outrider.drafters.base import Needs, Workbench, check_options, option, register
-from outrider.errors import ConfigError
+from outrider.drafters._trained import TreeOptions, built_head
+from outrider.drafters.base import Workbench, option, register
 from outrider.heads.parallel_runner import ParallelRunner
 
 CHANCES: Final = (
@@ -29,13 +28,12 @@ as the last."""
 
 @register
 @dataclass(frozen=True)
-class Medusa:
+class Medusa(TreeOptions):
     """Options of Medusa heads."""
 
     method: ClassVar[str] = "medusa"
-    automatic_rank: ClassVar[int] = 7
+    kind: ClassVar[str] = "medusa"
 
-    head: str = option("", "Folder of the trained heads.", flag="speculative-draft-model-path")
     num_steps: int = option(4, "Heads used: the tree's depth.", low=0, high=64, flag="speculative-num-steps")
     topk: int = option(
         1,
@@ -44,27 +42,6 @@ class Medusa:
         high=len(CHANCES[0]),
         flag="speculative-eagle-topk",
     )
-    num_draft_tokens: int = option(
-        0,
-        "Most drafted tokens per round; 0 is one per head in a chain, three per head in a tree.",
-        low=0,
-        high=1024,
-        flag="speculative-num-draft-tokens",
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
-        check_options(self)
-
-    @property
-    def needs(self) -> Needs:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return Needs(branching=self.topk > 1)
-
-    @property
-    def most_nodes(self) -> int:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return 1 + (self.num_draft_tokens or (1 if self.topk == 1 else 3) * self.num_steps)
 
     def shape(self, chances: Sequence[Sequence[float]]) -> StaticTree:
         """The tree whose nodes are most often right, by chances of each head and rank."""
@@ -74,15 +51,7 @@ class Medusa:
 
     def build(self, bench: Workbench) -> ParallelDrafter:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        if not self.head:
-            raise ConfigError("medusa needs trained heads; name their folder with --speculative-draft-model-path")
-        head = bench.head(self.head).build()
+        head = built_head(bench, self)
         shape = self.shape(head.config.chances or CHANCES)
         runner = ParallelRunner(head, bench.target)
         return ParallelDrafter(runner, shape, most_nodes=self.most_nodes, branching=self.topk > 1)
-
-    @classmethod
-    def automatic(cls, draft_models: Sequence[str]) -> Medusa | None:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
-        head = the_head(draft_models, "medusa")
-        return None if head is None else cls(head=head)
