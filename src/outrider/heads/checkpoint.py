@@ -211,14 +211,6 @@ def kind_of(folder: str | Path) -> str | None:
         return None
 
 
-def is_head(folder: str | Path) -> bool:
-    """Whether a path is a folder that says it holds a head."""
-    try:
-        return "outrider_head" in read_json(Path(folder) / CONFIG)
-    except ModelError:
-        return False
-
-
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object from a file.
 

@@ -35,6 +35,11 @@ class CaptureReport:
     """Texts for which the buffer had no room."""
     seconds: float
 
+    def __str__(self) -> str:
+        """One line to print."""
+        room = f", no room for {self.left} texts" if self.left else ""
+        return f"{self.texts:,} texts captured, {self.rows:,} rows in {self.seconds:.0f} s{room}"
+
 
 def captured_layers(target: TargetModel, layers: Sequence[int]) -> tuple[int, ...]:
     """The layers to capture for a head that reads some: those, and the rows after the final norm, the teacher's.

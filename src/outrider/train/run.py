@@ -54,11 +54,7 @@ class DataConfig:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Where texts come from.
-
-    Raises:
-        ConfigError: there is nothing to train on.
-    """
+    """Where texts come from."""
 
     folder: Path
     """Prompts, answers and hidden rows are kept here, and used again by the next training."""

@@ -1,0 +1,83 @@
+"""``outrider train`` from prompts to a head that drafts, on a tiny model; and taken up again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_folder import make_folder
+
+from outrider.cli import main
+
+PROMPTS = 150
+"""So many that some are held out: one in thirty-three is."""
+SMALL = ["--tokens", "600", "--rows", "256", "--vocabulary", "128", "--held-out", "8", "--precision", "fp32"]
+SHORT = ["--answer-max-tokens", "10", "--patience", "0", "--judgements", "4"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, prompts for it, and a folder of data that trainings share."""
+    folder = tmp_path_factory.mktemp("training")
+    make_folder(folder / "model")
+    lines = [json.dumps({"prompt": f"say {number} and {number * number} aloud"}) for number in range(PROMPTS)]
+    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def trained(place: Path, capsys: pytest.CaptureFixture[str], method: str, *options: str) -> tuple[int, str, str]:
+    words = ["train", method, "--model", str(place / "model"), "--data", str(place / "prompts.jsonl")]
+    words += ["--output", str(place / method), "--data-folder", str(place / "data"), *SMALL, *SHORT, *options, "--json"]
+    code = main(words)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("eagle3", ("--steps", "2")),
+        ("dspark", ("--slots", "3", "--blocks", "1", "--anchors", "4", "--rank", "8")),
+        ("medusa", ("--heads", "2")),
+    ],
+)
+def test_a_head_is_trained_measured_and_drafts(
+    method: str, options: tuple[str, ...], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = trained(place, capsys, method, *options)
+    assert code == 0, err
+    result = json.loads(out.splitlines()[-1])
+    assert result["training"]["tokens"] >= 600
+    assert result["training"]["judged"][-1]["length"] >= 1.0
+    assert [row["method"] for row in result["bought"]] == ["none", "ngram", method]
+    assert all(row["tokens_per_s"] > 0 for row in result["bought"])
+    assert {"steps.csv", "held_out.csv", "curve.svg", "summary.json"} <= {
+        file.name for file in (place / method / "training").iterdir()
+    }
+    texts = set()
+    for drafts in ([], ["--speculative-draft-model-path", str(place / method)]):
+        words = ["generate", "say 3 aloud", "--model", str(place / "model"), "--max-tokens", "12", "--json", *drafts]
+        assert main(words) == 0
+        done = json.loads(capsys.readouterr().out)
+        texts.add(tuple(done["token_ids"]))
+    assert done["speculation"]["algorithm"] == method, "the folder did not say what it holds"
+    assert len(texts) == 1
+
+
+def test_the_same_command_again_has_nothing_left_to_do(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = trained(place, capsys, "blockwise", "--heads", "2")
+    assert first[0] == 0, first[2]
+    weights = (place / "blockwise" / "model.safetensors").read_bytes()
+    code, out, err = trained(place, capsys, "blockwise", "--heads", "2")
+    assert code == 0, err
+    assert "0 answers" in out
+    assert "0 texts captured" in out
+    assert (place / "blockwise" / "model.safetensors").read_bytes() == weights
+
+
+def test_what_cannot_be_trained_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert trained(place, capsys, "ngram")[0] == 2
+    code, _, err = trained(place, capsys, "medusa", "--slots", "3")
+    assert code == 2
+    assert "--slots is not an option of training medusa" in err
