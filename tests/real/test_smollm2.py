@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
+from tiny_heads import tiny_head
 
 from outrider import LLM, SamplingParams, Speculation
-from outrider.drafters.base import DrafterConfig, config_class, methods
+from outrider.drafters.base import DrafterConfig, automatic_config, config_class, methods
+from outrider.heads.checkpoint import HeadCheckpoint
 from outrider.kv.pool import KVPool
 from outrider.target.backends import LoadOptions, load_model
 from outrider.target.base import TargetModel
@@ -19,6 +22,8 @@ from outrider.verify import make_verifier, registered
 from outrider.verify.base import Draws
 
 pytestmark = pytest.mark.real
+
+HEAD = Path(__file__).parents[2] / "assets" / "heads" / "smollm2-135m-eagle3"
 
 QUESTIONS = [
     "Repeat three times: the quick brown fox jumps over the lazy dog.",
@@ -40,10 +45,17 @@ def loaded(backend: str) -> tuple[TargetModel, Tokenizer]:
     return load_model("SmolLM2-135M", LoadOptions(backend=backend))
 
 
+@cache
+def heads(method: str, backend: str) -> dict[str, HeadCheckpoint]:
+    """An untrained head where the method drafts with one."""
+    return {"untrained": tiny_head(method, loaded(backend)[0])} if hasattr(config_class(method)(), "head") else {}
+
+
 def serving(speculation: str | DrafterConfig, verifier: str = "coupled", backend: str = "hf") -> LLM:
     target, tokenizer = loaded(backend)
     plan = Speculation(speculation, verifier=verifier)
-    return LLM.from_model(target, tokenizer, speculation=plan, draft_models={"itself": target})
+    known = {} if isinstance(speculation, str) else heads(speculation.method, backend)
+    return LLM.from_model(target, tokenizer, speculation=plan, draft_models={"itself": target}, heads=known)
 
 
 @cache
@@ -66,6 +78,7 @@ def configs() -> dict[str, DrafterConfig]:
         fields = {item.name for item in dataclasses.fields(found)}  # type: ignore[arg-type]
         options: dict[str, object] = {"model": "itself"} if "model" in fields else {}
         options |= {"models": ("itself", "itself")} if "models" in fields else {}
+        options |= {"head": "untrained"} if "head" in fields else {}
         options |= {"num_steps": 3} if "num_steps" in fields else {}
         made[name] = found(**options)
     return made
@@ -79,6 +92,16 @@ def test_text_is_identical(backend: str, method: str, setting: str) -> None:
     done = llm.generate(prompts(), SETTINGS[setting])
     assert [(c.text, c.token_ids) for c in done] == plain(setting, backend)
     llm.engine.pool.check()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_head_that_comes_along_drafts_what_is_accepted(backend: str, setting: str) -> None:
+    llm = serving(automatic_config([str(HEAD)]), backend=backend)
+    done = llm.generate(prompts(), SETTINGS[setting])
+    assert [(c.text, c.token_ids) for c in done] == plain(setting, backend)
+    emitted, rounds = (sum(getattr(c.speculation, name) for c in done) for name in ("emitted", "rounds"))
+    assert emitted / rounds > 1.1, "a head that is fed the wrong rows is hardly ever right"
 
 
 @pytest.mark.parametrize("rule", [name for name in registered() if make_verifier(name).draws is not Draws.PERTURBED])
