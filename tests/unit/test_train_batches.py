@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from wrapped import Wrapped
 
 from outrider.errors import ConfigError
 from outrider.target.base import TargetModel
-from outrider.train.batches import Batch, Batches, Flow, InMemory, Shape, held_out_batches, shifted
+from outrider.train.batches import Batch, Batches, InMemory, Shape, held_out_batches, shifted
 from outrider.train.teacher import Matrices
 from outrider.train.vocabulary import draft_vocabulary, places
 
@@ -66,8 +66,6 @@ def test_long_texts_are_cut_and_texts_without_an_answer_are_left_out() -> None:
         next(Batches(InMemory([text(9, 5)]), shape, seed=0))
     with pytest.raises(ConfigError, match="nothing to train on"):
         next(Batches(InMemory([]), shape, seed=0))
-    with pytest.raises(ConfigError, match="nothing to train on"):
-        next(Flow([], shape, seed=0))
     with pytest.raises(ConfigError, match="no held-out texts"):
         held_out_batches([text(9, 5)], shape)
 
@@ -109,44 +107,6 @@ def test_a_place_is_found_again(seed: int, read: int) -> None:
         one, other = next(first), next(second)
         assert names_of(one) == names_of(other)
         assert one.seed == other.seed
-
-
-@settings(max_examples=25, deadline=None)
-@given(count=st.integers(1, 40), seed=st.integers(0, 99), read=st.integers(0, 30), window=st.integers(1, 9))
-def test_a_flow_brings_each_text_once_and_finds_its_place(count: int, seed: int, read: int, window: int) -> None:
-    made = [text(2 + name % 7, 1, name) for name in range(1, count + 1)]
-    shape = Shape(layers=(0,), rows=24)
-    first = Flow(made, shape, seed=seed, window=window)
-    seen: list[int] = []
-    while len(seen) < 2 * count:
-        seen += names_of(next(first))
-    assert sorted(seen[:count]) == sorted(seen[count:]) == list(range(1, count + 1))
-    for _ in range(read):
-        next(first)
-    second = Flow(made, shape, seed=seed, window=window)
-    second.position = first.position
-    for _ in range(12):
-        assert names_of(next(first)) == names_of(next(second))
-
-
-def test_a_flow_reads_no_further_than_its_window() -> None:
-    brought: list[int] = []
-
-    def source() -> Iterator[Text]:
-        for name in range(100):
-            brought.append(name)
-            yield text(4, 1, name)
-
-    next(Flow(Once(source()), Shape(layers=(0,), rows=8), seed=0, window=10))
-    assert len(brought) == 10
-
-
-class Once:
-    def __init__(self, texts: Iterator[Text]) -> None:
-        self._texts = texts
-
-    def __iter__(self) -> Iterator[Text]:
-        return self._texts
 
 
 def test_the_seed_decides_the_order_and_each_epoch_has_its_own() -> None:

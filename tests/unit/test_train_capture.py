@@ -21,12 +21,13 @@ from outrider.kernels.native import cpu
 from outrider.llm import LLM
 from outrider.target.base import TargetModel
 from outrider.train import buffer as buffer_module
+from outrider.train.batches import Shards
 from outrider.train.buffer import Captured, FeatureBuffer
 from outrider.train.capture import capture, capture_each, captured_layers
 from outrider.train.example import Example
 from outrider.train.prompts import Prompt
 from outrider.train.regenerate import AnswerConfig
-from outrider.train.sources import OnlineSource, Pieces, RollingSource
+from outrider.train.sources import Online, Streamed
 
 BACKENDS = [
     pytest.param(tiny_model, id="hf"),
@@ -101,7 +102,7 @@ def test_what_goes_in_comes_out_in_half_precision_and_in_the_order_of_keys(tmp_p
     assert len(again) == 27
     assert all(example in again for example in examples)
     ordered = sorted(examples, key=lambda example: example.key)
-    assert again.lengths == [len(example.tokens) for example in ordered]
+    assert [len(text.tokens) for text in again] == [len(example.tokens) for example in ordered]
     expected = {example.key: features for example, features in capture_each(tiny_model(), examples, LAYERS)}
     for example, captured in zip(ordered, again, strict=True):
         assert captured.tokens.tolist() == example.tokens
@@ -233,12 +234,13 @@ def test_rows_out_of_range_are_bounded_and_rows_that_are_no_numbers_refused(tmp_
 
 def test_pieces_hold_every_text_once_and_are_the_same_however_the_texts_were_captured(tmp_path: Path) -> None:
     examples = texts(*range(3, 30))
+    target = tiny_model()
     once, twice = buffer(tmp_path / "once"), buffer(tmp_path / "twice", shard_bytes=9000)
-    assert len(Pieces(once)) == 0
-    capture(tiny_model(), examples, [0], once)
-    capture(tiny_model(), examples[14:], [0], twice)
-    capture(tiny_model(), examples, [0], twice)
-    pieces, others = Pieces(once, 8000), Pieces(twice, 8000)
+    assert len(Streamed(target, [], once)) == 0
+    capture(target, examples, [0], once)
+    capture(target, examples[14:], [0], twice)
+    capture(target, examples, [0], twice)
+    pieces, others = Streamed(target, examples, once, 8000), Streamed(target, examples[::-1] * 2, twice, 8000)
     assert len(pieces) == len(others) > 3
     for number in range(len(pieces)):
         found = pieces.read(number)
@@ -247,54 +249,49 @@ def test_pieces_hold_every_text_once_and_are_the_same_however_the_texts_were_cap
     assert sum(len(pieces.read(number)) for number in range(len(pieces))) == 27
 
 
-def test_a_rolling_source_gives_every_text_though_few_fit(tmp_path: Path) -> None:
-    examples = texts(*range(3, 30))
-    whole = buffer(tmp_path / "whole")
-    expected = contents(list(RollingSource(tiny_model(), examples, (0,), whole)))
+def everything(source: Shards) -> list[Captured]:
+    return [text for piece in range(len(source)) for text in source.read(piece)]
+
+
+def test_texts_are_streamed_though_few_fit_on_the_disk(tmp_path: Path) -> None:
+    examples, target = texts(*range(3, 30)), tiny_model()
+    capture(target, examples, [0], whole := buffer(tmp_path / "whole"))
+    expected = contents(everything(Streamed(target, examples, whole)))
     assert len(expected) == 27
-    small = buffer(tmp_path / "small", limit_bytes=8000)
-    source = RollingSource(tiny_model(), examples, (0,), small)
+    capture(target, examples, [0], small := buffer(tmp_path / "small", limit_bytes=8000))
+    assert 0 < len(small) < 27
+    source = Streamed(target, examples, small, 4000)
     for _ in range(2):
-        assert contents(list(source)) == expected
-        assert small.bytes < 10_000
-    capture(tiny_model(), texts(4, 5, seed=9), [0], small := buffer(tmp_path / "other"))
-    assert contents(list(RollingSource(tiny_model(), examples, (0,), small))) == expected
-    with pytest.raises(ConfigError, match="may take 100 bytes, too few for a text of 29 tokens"):
-        list(RollingSource(tiny_model(), examples, (0,), buffer(tmp_path / "none", limit_bytes=100)))
+        assert contents(everything(source)) == expected
+        assert small.bytes <= 8000
+    capture(target, texts(4, 5, seed=9), [0], others := buffer(tmp_path / "others"))
+    assert contents(everything(Streamed(target, examples, others))) == expected
 
 
-def test_what_was_captured_for_a_rolling_source_is_not_captured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    examples = texts(*range(3, 30))
-    target = tiny_model()
-    source = RollingSource(target, examples, (0,), buffer(tmp_path))
-    first = contents(list(source))
+def test_what_the_buffer_holds_is_not_captured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples, target = texts(*range(3, 30)), tiny_model()
+    capture(target, examples, [0], full := buffer(tmp_path))
     monkeypatch.setattr(target, "forward", lambda *arguments: pytest.fail("a pass was run"))
-    assert contents(list(source)) == first
+    assert len(everything(Streamed(target, examples, full))) == 27
 
 
 def test_the_online_source_answers_and_captures_what_the_two_steps_would(tmp_path: Path) -> None:
     llm = LLM(make_folder(tmp_path / "model"), backend="hf", speculation=None)
     prompts = [Prompt.asked(f"question {number}") for number in range(7)]
     config = AnswerConfig(max_tokens=5, abreast=3)
-    found = list(OnlineSource(llm, prompts, config, (0,), block=3))
-    assert len(found) == 7
+    source = Online(llm, prompts, config, (0,), piece=3)
+    assert [len(source.read(piece)) for piece in range(len(source))] == [3, 3, 1]
     assert llm.tokenizer is not None
-    starts = {tuple(prompt.encode(llm.tokenizer)): config.params(prompt) for prompt in prompts}
-    for captured in found:
+    for captured, prompt in zip(everything(source), prompts, strict=True):
         tokens = captured.tokens.tolist()
-        prompt = tuple(tokens[: captured.answer_start])
-        answer = llm.generate([list(prompt)], starts.pop(prompt))[0].token_ids
+        assert tokens[: captured.answer_start] == prompt.encode(llm.tokenizer)
+        answer = llm.generate([tokens[: captured.answer_start]], config.params(prompt))[0].token_ids
         assert tuple(tokens[captured.answer_start :]) == answer
         example = Example(tokens, captured.answer_start)
         [(_, features)] = capture_each(llm.engine.target, [example], LAYERS)
         for layer in LAYERS:
-            torch.testing.assert_close(captured.features[layer], features[layer].half(), atol=1e-2, rtol=1e-2)
-    assert starts == {}
-    stopped = iter(OnlineSource(llm, prompts, config, (0,), block=2))
-    next(stopped)
-    stopped.close()  # type: ignore[attr-defined]
+            expected = features[layer].half()[:-1]
+            torch.testing.assert_close(captured.features[layer][:-1], expected, atol=1e-2, rtol=1e-2)
     assert llm.engine.idle
 
 

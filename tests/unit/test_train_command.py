@@ -26,9 +26,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trained(place: Path, capsys: pytest.CaptureFixture[str], method: str, *options: str) -> tuple[int, str, str]:
+def trained(
+    place: Path, capsys: pytest.CaptureFixture[str], method: str, *options: str, output: str = "", data: str = "data"
+) -> tuple[int, str, str]:
     words = ["train", method, "--model", str(place / "model"), "--data", str(place / "prompts.jsonl")]
-    words += ["--output", str(place / method), "--data-folder", str(place / "data"), *SMALL, *SHORT, *options, "--json"]
+    words += ["--output", str(place / (output or method)), "--data-folder", str(place / data)]
+    words += [*SMALL, *SHORT, *options, "--json"]
     code = main(words)
     captured = capsys.readouterr()
     return code, captured.out, captured.err
@@ -74,6 +77,34 @@ def test_the_same_command_again_has_nothing_left_to_do(place: Path, capsys: pyte
     assert "0 answers" in out
     assert "0 texts captured" in out
     assert (place / "blockwise" / "model.safetensors").read_bytes() == weights
+
+
+def test_answering_while_training_keeps_few_answers_and_drafts_all_the_same(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.train.run._FIRST", 20)
+    code, out, err = trained(place, capsys, "medusa", "--heads", "2", "--online", output="on", data="little")
+    assert code == 0, err
+    assert json.loads(out.splitlines()[-1])["training"]["tokens"] >= 600
+    assert "hidden rows, held_out" in out
+    assert "hidden rows, train" not in out, "what should be answered anew was read from a buffer"
+    kept = [json.loads(line) for line in (place / "little" / "answers.jsonl").read_text().splitlines()[1:]]
+    assert len([line for line in kept if not line["validation"]]) == 20
+    assert 0 < len([line for line in kept if line["validation"]]) < PROMPTS // 5
+
+
+def test_training_goes_on_from_a_head_that_was_trained_before(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = trained(place, capsys, "eagle", output="begun")
+    assert first[0] == 0, first[2]
+    before = json.loads(first[1].splitlines()[-1])["training"]
+    code, out, err = trained(place, capsys, "eagle", "--start-from", str(place / "begun"), output="gone-on")
+    assert code == 0, err
+    after = json.loads(out.splitlines()[-1])["training"]
+    assert after["judged"][0]["tokens"] == 0
+    assert after["judged"][0]["accepted"] == before["best"]["accepted"], "it did not begin where the other ended"
+    code, _, err = trained(place, capsys, "medusa", "--start-from", str(place / "begun"), output="other")
+    assert code == 2
+    assert "is a head of kind eagle, and medusa trains those of kind medusa" in err
 
 
 def test_what_cannot_be_trained_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,6 +113,7 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     data: tuple[Path, ...] = (),
     synthesise: int = 0,
     data_folder: Path | None = None,
+    online: Annotated[bool, Parameter(negative="")] = False,
     backend: str = "auto",
     flags: TrainingFlags = NOTHING,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
@@ -129,6 +130,7 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
         data: JSONL file of prompts, {"messages": …} or {"prompt": …} on each line; may be given more than once.
         synthesise: have the model make so many prompts itself.
         data_folder: where prompts, answers and hidden rows are kept, for other trainings too; by default OUTPUT/data.
+        online: answer prompts while training runs through them, and keep neither answers nor hidden rows on disk.
         backend: what runs the model.
         flags: options of the data, the loop and the method.
         as_json: print one JSON object as the last line.
@@ -137,17 +139,17 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     from outrider.target.loading import find
     from outrider.train.bought import bought
     from outrider.train.report import SUMMARY
-    from outrider.train.run import TRAINING, Source, gather
+    from outrider.train.run import TRAINING, Source, gather, hidden_rows
     from outrider.train.run import train as run
 
     recipe: Recipe = flags.of(recipe_class(method).method)
     flags.check_used(recipe.method)
     settings, sizes = flags.of("settings"), flags.of("data")
     console = output.screen()
-    source = Source(data_folder or output_folder / "data", data, synthesise, flags.of("answers"))
+    source = Source(data_folder or output_folder / "data", data, synthesise, flags.of("answers"), online)
     llm = LLM(model, speculation="none", backend=backend)
     name = find(model)[1]
-    gather(llm, source, name, console)
+    gather(llm, source, name, console, hidden_rows(llm, recipe, source, sizes))
     run(llm, recipe, source, output_folder, target_name=name, data=sizes, settings=settings, console=console)
     comparison = bought(llm, recipe.method, output_folder, source.folder, console)
     if as_json:

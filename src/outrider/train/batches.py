@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 import torch
@@ -195,12 +194,16 @@ class Stream(Protocol):
         ...
 
 
-class _Windows:
-    """Batches made window by window: a part of the texts that memory holds, in an order the seed fixes."""
+class Batches:
+    """Every text of some shards once per epoch.
 
-    def __init__(self, shape: Shape, seed: int) -> None:
+    An epoch's shards are shuffled and read ``window`` at a time; texts are shuffled within a window.  So memory holds
+    one window, and a place is found again by reading one.
+    """
+
+    def __init__(self, shards: Shards, shape: Shape, *, seed: int, window: int = 4) -> None:
         self.position = Position()
-        self._shape, self._seed = shape, seed
+        self._shards, self._shape, self._seed, self._window = shards, shape, seed, window
         self._groups: list[list[Captured]] = []
         self._read: tuple[int, int] | None = None
 
@@ -240,7 +243,10 @@ class _Windows:
 
     def _texts(self, epoch: int, window: int) -> Sequence[Captured] | None:
         """The texts of a window, or None past an epoch's last."""
-        raise NotImplementedError
+        order = list(range(len(self._shards)))
+        self._draw("shards", epoch).shuffle(order)
+        mine = order[window * self._window : (window + 1) * self._window]
+        return [text for shard in mine for text in self._shards.read(shard)] if mine else None
 
     def _order(self, epoch: int, window: int, texts: Sequence[Captured]) -> None:
         learnable = [text for text in texts if self._shape.learnable(text)]
@@ -252,53 +258,6 @@ class _Windows:
 
     def _draw(self, *what: object) -> random.Random:
         return random.Random(f"{self._seed} {what}")
-
-
-class Batches(_Windows):
-    """Every text of some shards once per epoch.
-
-    An epoch's shards are shuffled and read ``window`` at a time; texts are shuffled within a window.  So memory holds
-    one window, and a place is found again by reading one.
-    """
-
-    def __init__(self, shards: Shards, shape: Shape, *, seed: int, window: int = 4) -> None:
-        super().__init__(shape, seed)
-        self._shards, self._window = shards, window
-
-    def _texts(self, epoch: int, window: int) -> Sequence[Captured] | None:
-        order = list(range(len(self._shards)))
-        self._draw("shards", epoch).shuffle(order)
-        mine = order[window * self._window : (window + 1) * self._window]
-        return [text for shard in mine for text in self._shards.read(shard)] if mine else None
-
-
-class Flow(_Windows):
-    """Every text of a source once per epoch, as the source brings them: texts that are made while training goes on.
-
-    A place is found again by reading the source from the beginning of the epoch.
-    """
-
-    def __init__(self, source: Iterable[Captured], shape: Shape, *, seed: int, window: int = 128) -> None:
-        """Order batches over a source.
-
-        Args:
-            source: brings every text each time it is iterated.
-            shape: how texts become batches.
-            seed: fixes the order within a window.
-            window: texts held in memory.
-        """
-        super().__init__(shape, seed)
-        self._source, self._window = source, window
-        self._texts_left: Iterator[Captured] = iter(())
-        self._next: tuple[int, int] | None = None
-
-    def _texts(self, epoch: int, window: int) -> Sequence[Captured] | None:
-        if self._next != (epoch, window):
-            self._texts_left = iter(self._source)
-            for _ in islice(self._texts_left, window * self._window):
-                pass
-        self._next = (epoch, window + 1)
-        return list(islice(self._texts_left, self._window)) or None
 
 
 def _evened(texts: list[Captured], shape: Shape) -> Iterator[list[Captured]]:

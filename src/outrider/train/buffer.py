@@ -216,10 +216,19 @@ class FeatureBuffer:
             {layer: file.get_slice(f"layer.{layer}")[start:stop] for layer in self.layers},
         )
 
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each text, in order."""
-        return [text.length for text, _, _ in self._places]
+    def text(self, example: Example) -> Captured | None:
+        """A written text, or None where the buffer lacks it.
+
+        Raises:
+            ConfigError: its shard is damaged.
+        """
+        index = self._numbers.get(example.key)
+        return None if index is None else self[index]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """Index of each written text, by its key."""
+        return {text.key: index for index, (text, _, _) in enumerate(self._places)}
 
     @cached_property
     def _places(self) -> list[tuple[_Text, _Shard, int]]:
@@ -247,7 +256,7 @@ class FeatureBuffer:
 
     def _forget(self) -> None:
         """Let go of everything that was made from the list of shards."""
-        for name in ("_places", "_written", "_open_files"):
+        for name in ("_places", "_numbers", "_written", "_open_files"):
             self.__dict__.pop(name, None)
 
     @property

@@ -194,6 +194,7 @@ def regenerate(
     target: str = "",
     progress: bool = False,
     on_progress: Callable[[AnswerReport], None] | None = None,
+    on_answer: Callable[[Prompt, Example], None] = lambda prompt, example: None,
 ) -> AnswerReport:
     """Answer the prompts that a file has no answers for yet.
 
@@ -205,6 +206,7 @@ def regenerate(
         target: the target's name, for the file's first line.
         progress: show a progress bar with tokens per second.
         on_progress: told the counts after every answer.
+        on_answer: given every answer, once it is in the file.
 
     Returns:
         The counts of this run.
@@ -221,6 +223,8 @@ def regenerate(
     with closing(file), bar("answers", len(missing), shown=progress) as tick:
         for prompt, example, ended in answers(llm, missing, chosen):
             file.append(prompt, example, ended=ended)
+            if example is not None:
+                on_answer(prompt, example)
             report.add(example, ended=ended)
             report.seconds = time.perf_counter() - begun
             tick(report.answers + report.left_out, f"{report.speed:.0f} tokens/s")

@@ -8,23 +8,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+import torch
 from rich.console import Console
 
 from outrider.drafters.base import check_options, option
 from outrider.errors import ConfigError
-from outrider.heads.checkpoint import HeadCheckpoint, TargetFacts, write_head
+from outrider.heads.checkpoint import HeadCheckpoint, TargetFacts, read_head, write_head
 from outrider.llm import LLM
 from outrider.target.base import TargetModel
-from outrider.train.batches import Batches, Shape, held_out_batches
-from outrider.train.buffer import FeatureBuffer
-from outrider.train.capture import capture, captured_layers
+from outrider.train.batches import Batches, Shape, Shards, held_out_batches
+from outrider.train.capture import captured_layers
 from outrider.train.example import Example
+from outrider.train.hidden_rows import HiddenRows
 from outrider.train.loop import Task, Trained, Training
 from outrider.train.prompts import Prompt, read_prompts, write_prompts
 from outrider.train.recipes.base import Recipe
 from outrider.train.regenerate import AnswerConfig, read_answers, regenerate
 from outrider.train.settings import Settings
-from outrider.train.sources import Pieces
+from outrider.train.sources import Online, Streamed
 from outrider.train.synthesise import SynthesisConfig, synthesise
 from outrider.train.teacher import Matrices
 from outrider.train.vocabulary import DraftVocabulary, draft_vocabulary
@@ -32,7 +33,8 @@ from outrider.train.vocabulary import DraftVocabulary, draft_vocabulary
 PROMPTS: Final = "prompts.jsonl"
 ANSWERS: Final = "answers.jsonl"
 TRAINING: Final = "training"
-_HIDDEN: Final = "hidden-"
+_FIRST: Final = 256
+"""Prompts that are answered ahead where all others are answered while training."""
 
 
 @dataclass(frozen=True)
@@ -63,26 +65,47 @@ class Source:
     synthesised: int = 0
     """Prompts to be made by the target itself."""
     answers: AnswerConfig = field(default_factory=AnswerConfig)
+    online: bool = False
+    """Answer whenever a text is read, and keep nothing but what is judged by and the first answers, whose tokens make
+    the draft vocabulary."""
+
+    def read(self) -> list[Prompt]:
+        """Every prompt there is by now.
+
+        Raises:
+            ConfigError: a file cannot be read, or holds prompts that heads are measured on.
+        """
+        own = self.folder / PROMPTS
+        files = [*self.prompts, *([own] if own.exists() else [])]
+        return read_prompts(files) if files else []
+
+    def asked_before(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Of all prompts, those that are answered before the training."""
+        trained_on = [prompt for prompt in prompts if not prompt.for_validation]
+        later = {prompt.key for prompt in trained_on[_FIRST:]} if self.online else set()
+        return [prompt for prompt in prompts if prompt.key not in later]
 
 
-def gather(llm: LLM, source: Source, target: str, console: Console) -> None:
-    """Make every prompt and answer that is not there yet.
+def gather(llm: LLM, source: Source, target: str, console: Console, rows: HiddenRows) -> None:
+    """Make every prompt and answer that is not there yet, and keep the hidden rows that answering computes.
 
     Raises:
         ConfigError: a file cannot be read or written, or holds prompts that heads are measured on.
     """
     source.folder.mkdir(parents=True, exist_ok=True)
     shown = console.is_terminal
-    prompts: list[Prompt] = read_prompts(source.prompts) if source.prompts else []
     own = source.folder / PROMPTS
     if source.synthesised and not own.exists():
         made, dropped = synthesise(llm, source.synthesised, SynthesisConfig(seed=source.answers.seed))
         write_prompts(own, made)
         console.print(f"{len(made)} prompts were made; left out: {dict(dropped) or 'none'}")
-    if own.exists():
-        prompts += read_prompts([own])
+    prompts = source.asked_before(source.read())
     if prompts:
-        report = regenerate(llm, prompts, source.folder / ANSWERS, source.answers, target=target, progress=shown)
+        path, seen = source.folder / ANSWERS, rows.watching(llm)
+        try:
+            report = regenerate(seen, prompts, path, source.answers, target=target, progress=shown, on_answer=rows.keep)
+        finally:
+            rows.flush()
         console.print(str(report))
 
 
@@ -117,6 +140,18 @@ class Texts:
         return draft_vocabulary(answers, size, target.vocabulary, always)
 
 
+def hidden_rows(llm: LLM, recipe: Recipe, source: Source, data: DataConfig) -> HiddenRows:
+    """The buffers that a head's training reads."""
+    target = llm.engine.target
+    return HiddenRows(
+        target,
+        source.folder,
+        recipe.layers_read(target),
+        limit_bytes=int(data.buffer_gb * 1e9),
+        held_out=data.held_out,
+    )
+
+
 def train(
     llm: LLM,
     recipe: Recipe,
@@ -141,23 +176,24 @@ def train(
         console: where to print; None is silent.
 
     Raises:
-        ConfigError: there are no texts, or the target cannot be trained for.
+        ConfigError: there are no texts, the target cannot be trained for, or the head to start from is another kind.
         TrainingError: see :meth:`outrider.train.loop.Training.run`.
     """
     chosen, target = data or DataConfig(), llm.engine.target
     console = console or Console(quiet=True)
     texts = Texts.of(source.folder, chosen)
-    ends = sorted(llm.tokenizer.eos_ids) if llm.tokenizer else []
-    vocabulary = texts.vocabulary(chosen.vocabulary, target, ends)
-    if vocabulary is not None:
-        console.print(str(vocabulary))
-    layers = recipe.layers_read(target)
-    captured = [_captured(target, source.folder, kind, layers, chosen, console) for kind in texts_by_kind(texts)]
-    shape = Shape(captured_layers(target, layers), rows=chosen.rows, max_length=chosen.max_length)
+    rows = hidden_rows(llm, recipe, source, chosen)
+    judged = Streamed(target, texts.held_out, rows.filled(texts.held_out, judging=True, console=console))
+    layers = captured_layers(target, recipe.layers_read(target))
+    shape = Shape(layers, rows=chosen.rows, max_length=chosen.max_length)
     wishes = settings or Settings()
-    head = recipe.head(target, None if vocabulary is None else vocabulary.ids, wishes.seed)
-    stream = Batches(Pieces(captured[0]), shape, seed=wishes.seed)
-    task = Task(recipe, head, Matrices.of(target), stream, held_out_batches(captured[1], shape))
+    if wishes.start_from:
+        head = started_head(recipe, Path(wishes.start_from), target)
+    else:
+        head = _new_head(llm, recipe, texts, chosen.vocabulary, wishes.seed, console)
+    stream = Batches(_shards(llm, source, texts, rows, console), shape, seed=wishes.seed)
+    held_out = held_out_batches((text for piece in range(len(judged)) for text in judged.read(piece)), shape)
+    task = Task(recipe, head, Matrices.of(target), stream, held_out)
     trained = Training(task, wishes, output / TRAINING, console=console).run()
     facts: dict[str, Any] = {
         "method": recipe.method,
@@ -175,30 +211,39 @@ def train(
     return trained
 
 
-def texts_by_kind(texts: Texts) -> list[tuple[str, list[Example]]]:
-    """Texts to train on and to judge by, each with the name of its buffer."""
-    return [("train", texts.train), ("held_out", texts.held_out)]
+def _new_head(llm: LLM, recipe: Recipe, texts: Texts, size: int, seed: int, console: Console) -> torch.nn.Module:
+    target = llm.engine.target
+    vocabulary = texts.vocabulary(size, target, sorted(llm.tokenizer.eos_ids) if llm.tokenizer else [])
+    if vocabulary is not None:
+        console.print(str(vocabulary))
+    return recipe.head(target, None if vocabulary is None else vocabulary.ids, seed)
 
 
-def _kept_layers(folder: Path, wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """Layers of the smallest buffer in a folder that has all that are wanted; those themselves where there is none."""
-    names = [place.name.removeprefix(_HIDDEN) for place in folder.glob(f"{_HIDDEN}*")]
-    known = [tuple(map(int, name.split("-"))) for name in names if name.replace("-", "").isdigit()]
-    return min((layers for layers in known if set(wanted) <= set(layers)), key=len, default=wanted)
+def started_head(recipe: Recipe, start: Path, target: TargetModel) -> torch.nn.Module:
+    """A head that was trained before, to be trained on.
+
+    Raises:
+        ModelError: it cannot be read.
+        ConfigError: it is for another target, of another kind, or reads other layers than this training captures.
+    """
+    found = read_head(start).fitted(target)
+    head: Any = found.build()
+    due: Any = recipe.head(target, torch.arange(1), 0)
+    if type(head) is not type(due):
+        wanted = type(due).__module__.rpartition(".")[2]
+        raise ConfigError(f"{start} is a head of kind {found.kind}, and {recipe.method} trains those of kind {wanted}")
+    if tuple(head.config.hidden_layers) != tuple(due.config.hidden_layers):
+        raise ConfigError(
+            f"{start} reads layers {list(head.config.hidden_layers)}, and {recipe.method} trains heads on layers "
+            f"{list(due.config.hidden_layers)}"
+        )
+    trained: torch.nn.Module = head.requires_grad_(True).train()
+    return trained
 
 
-def _captured(
-    target: TargetModel,
-    folder: Path,
-    kind: tuple[str, list[Example]],
-    layers: tuple[int, ...],
-    config: DataConfig,
-    console: Console,
-) -> FeatureBuffer:
-    name, examples = kind
-    kept = _kept_layers(folder, captured_layers(target, layers))
-    place = folder / f"{_HIDDEN}{'-'.join(map(str, kept))}" / name
-    buffer = FeatureBuffer(place, kept, target.width, int(config.buffer_gb * 1e9))
-    report = capture(target, examples, kept, buffer, progress=console.is_terminal)
-    console.print(f"hidden rows, {name}: {report}")
-    return buffer
+def _shards(llm: LLM, source: Source, texts: Texts, rows: HiddenRows, console: Console) -> Shards:
+    """What is trained on, in pieces."""
+    if source.online:
+        prompts = [prompt for prompt in source.read() if not prompt.for_validation]
+        return Online(llm, prompts, source.answers, rows.layers)
+    return Streamed(llm.engine.target, texts.train, rows.filled(texts.train, judging=False, console=console))

@@ -26,6 +26,7 @@ class Settings:
     weight_decay: float = option(0.0, "AdamW's decay of weight matrices.", low=0.0)
     clip: float = option(1.0, "Longest gradient; a longer one is shortened to it.", low=0.0)
     accumulate: int = option(1, "Batches per step, on each worker.", low=1)
+    start_from: str = option("", "Folder of a head of the same kind, whose weights and draft vocabulary to begin with.")
     seed: int = option(0, "Fixes the order of texts and all that is drawn.")
     precision: str = option(AUTO, "fp32 or bf16; auto tries both for five seconds and takes the faster.")
     judgements: int = option(12, "How often the head is judged on held-out texts, at least four times.", low=4)

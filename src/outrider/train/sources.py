@@ -1,103 +1,97 @@
-"""Where training texts come from, beside a buffer that holds all of them."""
+"""Where training texts come from, in pieces that fit into memory: a buffer, the target's passes, or its answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
-from outrider.errors import ConfigError
 from outrider.train.buffer import SHARD_BYTES, Captured, FeatureBuffer
-from outrider.train.capture import capture, capture_each, captured_layers
+from outrider.train.capture import capture_each, captured_layers
 from outrider.train.example import Example
-from outrider.train.prompts import Prompt
+from outrider.train.recording import Recorder, watched
 from outrider.train.regenerate import AnswerConfig, answers
 
 if TYPE_CHECKING:
     from outrider.llm import LLM
     from outrider.target.base import TargetModel
+    from outrider.train.prompts import Prompt
 
 
-class Pieces:
-    """A buffer's texts in pieces that fit into memory, in the order of their keys: damage and repair move none.
+class Streamed:
+    """Texts with their hidden rows: from a buffer as far as it holds them, the others captured whenever they are read.
+
+    So the disk is bounded and the texts are not.  Pieces are cut in the order of the texts' keys: what a buffer holds,
+    loses and gets back moves no text.
 
     Args:
+        target: captures what is missing.
+        examples: the texts.
         buffer: which does not change meanwhile.
         piece_bytes: size of a piece.
     """
 
-    def __init__(self, buffer: FeatureBuffer, piece_bytes: int = SHARD_BYTES) -> None:
-        self._buffer = buffer
+    def __init__(
+        self,
+        target: TargetModel,
+        examples: Sequence[Example],
+        buffer: FeatureBuffer,
+        piece_bytes: int = SHARD_BYTES,
+    ) -> None:
+        self._target, self._buffer = target, buffer
+        self._examples = sorted({example.key: example for example in examples}.values(), key=lambda text: text.key)
         self._starts = [0]
         held = 0
-        for index, length in enumerate(buffer.lengths):
-            size = length * buffer.row_bytes
+        for index, example in enumerate(self._examples):
+            size = len(example.tokens) * buffer.row_bytes
             if held and held + size > piece_bytes:
                 self._starts.append(index)
                 held = 0
             held += size
-        self._starts.append(len(buffer))
+        self._starts.append(len(self._examples))
 
     def __len__(self) -> int:
-        """Pieces there are; none of an empty buffer."""
-        return len(self._starts) - 1 if self._starts[-1] else 0
+        """Pieces there are; none of no texts."""
+        return len(self._starts) - 1 if self._examples else 0
 
     def read(self, piece: int) -> list[Captured]:
         """The texts of one piece."""
-        return [self._buffer[index] for index in range(self._starts[piece], self._starts[piece + 1])]
+        wanted = self._examples[self._starts[piece] : self._starts[piece + 1]]
+        found = {example.key: self._buffer.text(example) for example in wanted}
+        missing = [example for example in wanted if found[example.key] is None]
+        for example, features in capture_each(self._target, missing, self._buffer.layers):
+            found[example.key] = Captured.of(example, features)
+        return [text for text in found.values() if text is not None]
 
 
-@dataclass(frozen=True)
-class RollingSource:
-    """All texts, though the buffer may hold only some at a time: it is filled, read, emptied and filled again.
+@dataclass(frozen=True, eq=False)
+class Online:
+    """Texts that are answered when they are read, their hidden rows kept as they are decoded; nothing is on disk.
 
-    Where everything fits it stays, and a second iteration captures nothing.
+    Every epoch answers anew, to the same texts.
     """
-
-    target: TargetModel
-    examples: Sequence[Example]
-    layers: tuple[int, ...]
-    buffer: FeatureBuffer
-
-    def __iter__(self) -> Iterator[Captured]:
-        """Every text once; a filling that an earlier run has left comes first."""
-        left = {example.key: example for example in self.examples}
-        if not self.buffer.keys <= left.keys():
-            self.buffer.clear()  # rows of other texts
-        while left:
-            report = capture(self.target, list(left.values()), self.layers, self.buffer)
-            held = self.buffer.keys
-            if not held:
-                longest = max(len(example.tokens) for example in left.values())
-                raise ConfigError(
-                    f"the feature buffer {self.buffer.folder} may take {self.buffer.limit_bytes} bytes, too few for a "
-                    f"text of {longest} tokens; allow more"
-                )
-            yield from self.buffer
-            left = {key: example for key, example in left.items() if key not in held}
-            if report.left:
-                self.buffer.clear()
-
-
-@dataclass(frozen=True)
-class OnlineSource:
-    """Texts that are answered and captured while training runs through them; nothing is kept on disk."""
 
     llm: LLM
     prompts: Sequence[Prompt]
     config: AnswerConfig
-    layers: tuple[int, ...]
-    block: int = 64
-    """Answers that are captured together."""
+    layers: Sequence[int]
+    """Read by the head, beside the rows after the final norm."""
+    piece: int = 256
+    """Prompts of a piece."""
 
-    def __iter__(self) -> Iterator[Captured]:
-        """Every prompt's text once, in the order the answers end."""
-        target = self.llm.engine.target
-        layers = captured_layers(target, self.layers)
-        with closing(answers(self.llm, self.prompts, self.config)) as stream:
-            examples = (example for _, example, _ in stream if example is not None)
-            while block := list(islice(examples, self.block)):
-                for example, features in capture_each(target, block, layers):
-                    yield Captured.of(example, features)
+    def __len__(self) -> int:
+        """Pieces there are."""
+        return -(-len(self.prompts) // self.piece)
+
+    def read(self, piece: int) -> list[Captured]:
+        """The texts of one piece, in the order of their prompts."""
+        prompts = self.prompts[piece * self.piece : (piece + 1) * self.piece]
+        recorder = Recorder(captured_layers(self.llm.engine.target, self.layers))
+        found: dict[str, Captured] = {}
+        with closing(answers(watched(self.llm, recorder), prompts, self.config)) as stream:
+            for prompt, example, _ in stream:
+                text = None if example is None else recorder.take(example)
+                if text is not None:
+                    found[prompt.key] = text
+        return [found[prompt.key] for prompt in prompts if prompt.key in found]

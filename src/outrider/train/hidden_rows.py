@@ -1,0 +1,79 @@
+"""The hidden rows of one folder of texts: of those to train on and of those to judge by, each in a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from outrider.llm import LLM
+from outrider.target.base import TargetModel
+from outrider.train.buffer import FeatureBuffer
+from outrider.train.capture import capture, captured_layers
+from outrider.train.example import Example
+from outrider.train.prompts import Prompt
+from outrider.train.recording import Recorder, watched
+
+_PREFIX: Final = "hidden-"
+_NAMES: Final = {False: "train", True: "held_out"}
+"""Names of the buffers, by whether their texts are kept for judging."""
+
+
+class HiddenRows:
+    """Buffers that answers fill as they are decoded, and a pass of its own where one was missed.
+
+    Args:
+        target: the model.
+        folder: where buffers lie; one that has the layers wanted and more is used as it is.
+        layers: read by the head, beside the rows after the final norm.
+        limit_bytes: most bytes of each buffer.
+        held_out: most texts to judge by.
+
+    Raises:
+        ConfigError: see :class:`outrider.train.buffer.FeatureBuffer`.
+    """
+
+    def __init__(
+        self, target: TargetModel, folder: Path, layers: Sequence[int], *, limit_bytes: int, held_out: int
+    ) -> None:
+        self._target, self._held_out = target, held_out
+        self.layers = _kept_layers(folder, captured_layers(target, layers))
+        """Layers that are captured."""
+        place = folder / f"{_PREFIX}{'-'.join(map(str, self.layers))}"
+        self._buffers = {
+            judging: FeatureBuffer(place / name, self.layers, target.width, limit_bytes)
+            for judging, name in _NAMES.items()
+        }
+        self._recorder = Recorder(self.layers)
+
+    def watching(self, llm: LLM) -> LLM:
+        """The same target, whose answers :meth:`keep` then knows the rows of."""
+        return watched(llm, self._recorder)
+
+    def keep(self, prompt: Prompt, example: Example) -> None:
+        """Take in the rows of an answer that has just ended, if there is room for them."""
+        text, buffer = self._recorder.take(example), self._buffers[prompt.for_validation]
+        full = prompt.for_validation and len(buffer.keys) >= self._held_out
+        if text is not None and not full and example not in buffer and buffer.has_room(example):
+            buffer.append(example, text.features)
+
+    def flush(self) -> None:
+        """Write what is still in memory."""
+        for buffer in self._buffers.values():
+            buffer.flush()
+
+    def filled(self, examples: Sequence[Example], *, judging: bool, console: Console) -> FeatureBuffer:
+        """The buffer of some texts, those that it lacks captured now."""
+        buffer = self._buffers[judging]
+        report = capture(self._target, examples, self.layers, buffer, progress=console.is_terminal)
+        console.print(f"hidden rows, {_NAMES[judging]}: {len(buffer):,} texts; {report}")
+        return buffer
+
+
+def _kept_layers(folder: Path, wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """Layers of the smallest buffer in a folder that has all that are wanted; those themselves where there is none."""
+    names = [place.name.removeprefix(_PREFIX) for place in folder.glob(f"{_PREFIX}*")]
+    known = [tuple(map(int, name.split("-"))) for name in names if name.replace("-", "").isdigit()]
+    return min((layers for layers in known if set(wanted) <= set(layers)), key=len, default=wanted)

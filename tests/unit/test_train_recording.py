@@ -1,0 +1,75 @@
+"""Hidden rows kept while answers are decoded: those that a pass over the finished text gives, whatever came between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import VOCABULARY, tiny_model, tiny_native
+
+from outrider.config import CacheConfig, SchedulerConfig
+from outrider.kernels.native import cpu
+from outrider.llm import LLM
+from outrider.sampling.params import SamplingParams
+from outrider.target.base import TargetModel
+from outrider.train.capture import capture_each
+from outrider.train.example import Example
+from outrider.train.recording import Recorder, Recording
+
+LAYERS = (0, 2)
+PROMPTS = [[7, 1, 4, 1, 5, 9, 2, 6] * 3 + [number] for number in range(5)]
+
+
+def recorded(target: TargetModel, cache: CacheConfig, scheduler: SchedulerConfig) -> tuple[Recorder, list[Example]]:
+    recorder = Recorder(LAYERS)
+    llm = LLM.from_model(target, speculation=Recording(recorder), cache=cache, scheduler=scheduler)
+    found = llm.generate(PROMPTS, SamplingParams(max_tokens=12, temperature=0.9, seed=3, ignore_eos=True))
+    return recorder, [
+        Example([*prompt, *one.token_ids], len(prompt)) for prompt, one in zip(PROMPTS, found, strict=True)
+    ]
+
+
+def check(target: TargetModel, recorder: Recorder, examples: list[Example]) -> None:
+    for example, features in capture_each(target, examples, LAYERS):
+        text = recorder.take(example)
+        assert text is not None
+        assert text.tokens.tolist() == example.tokens
+        assert text.answer_start == example.answer_start
+        for layer in LAYERS:
+            got, expected = text.features[layer], features[layer].half()
+            assert got.dtype == torch.float16
+            torch.testing.assert_close(got[:-1], expected[:-1], atol=1e-2, rtol=1e-2)
+            if target.row_invariant:
+                assert torch.equal(got[:-1], expected[:-1])
+            assert not got[-1].any()
+        assert recorder.take(example) is None  # handed out once
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(tiny_model, id="hf"),
+        pytest.param(tiny_native, id="native", marks=pytest.mark.skipif(cpu is None, reason="no kernels were built")),
+    ],
+)
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_rows_are_those_of_a_pass_over_the_text(make: object, prefix_cache: bool) -> None:
+    target: TargetModel = make()  # type: ignore[operator]
+    check(target, *recorded(target, CacheConfig(page_size=4, prefix_cache=prefix_cache), SchedulerConfig()))
+
+
+def test_texts_that_lost_their_pages_are_recorded_from_the_beginning() -> None:
+    target = tiny_model()
+    cache = CacheConfig(rows=80, page_size=4)  # too few for five texts of 37 tokens
+    check(target, *recorded(target, cache, SchedulerConfig()))
+
+
+def test_a_text_that_was_not_seen_is_not_made_up() -> None:
+    recorder, examples = recorded(tiny_model(), CacheConfig(), SchedulerConfig())
+    stranger = Example([VOCABULARY - 1, *examples[0].tokens], 2)
+    assert recorder.take(stranger) is None
+
+
+def test_nobody_chooses_recording_by_chance(tmp_path: Path) -> None:
+    assert Recording.automatic([str(tmp_path)]) is None
