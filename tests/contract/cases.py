@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tiny import VOCABULARY, tiny_model, tiny_native
 from tiny_heads import tiny_head
@@ -16,7 +19,7 @@ from outrider import LLM, Speculation
 from outrider.config import CacheConfig, SchedulerConfig
 from outrider.drafters.base import DrafterConfig, config_class, methods
 from outrider.errors import ConfigError
-from outrider.heads.checkpoint import HeadCheckpoint
+from outrider.heads.checkpoint import HeadCheckpoint, write_head
 from outrider.target.base import TargetModel
 from outrider.verify import check_exact, make_verifier, registered
 
@@ -46,6 +49,19 @@ def configs(model: str) -> Iterator[tuple[str, DrafterConfig]]:
         yield name, found(**options)
         if "topk" in fields:
             yield f"{name}-tree", found(**options, topk=3)
+    yield "lookup_model-head", config_class("lookup_model")(model=head_folder("eagle3"), min_match=1)  # type: ignore[call-arg]
+    yield "lookup_model-block", config_class("lookup_model")(model=head_folder("dspark"), min_match=1)  # type: ignore[call-arg]
+
+
+_FOLDERS = TemporaryDirectory(prefix="heads-")
+
+
+@cache
+def head_folder(method: str) -> str:
+    """A tiny head on disk, for methods that find out by looking what a folder holds."""
+    folder = Path(_FOLDERS.name) / method
+    write_head(folder, tiny_head(method, tiny_model(0)))
+    return str(folder)
 
 
 def method_cases() -> list[tuple[str, str]]:
@@ -57,8 +73,7 @@ def method_cases() -> list[tuple[str, str]]:
 
 def takes_model(case: str) -> bool:
     """Whether a case runs a draft model."""
-    fields = {item.name for item in dataclasses.fields(config_class(case.removesuffix("-tree")))}
-    return bool(fields & {"model", "models"})
+    return dict(configs("good"))[case] != dict(configs("bad"))[case]
 
 
 def exact_pairs() -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from outrider.drafters.base import Needs, Workbench, check_options, option
+from outrider.drafters.base import Needs, Workbench, check_options, config_class, methods, option
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import kind_of
 from outrider.kv.pool import PagedCache
@@ -106,6 +106,13 @@ def automatic_head(config: Any, draft_models: Sequence[str]) -> Any:
     if len(draft_models) == 1 and kind_of(draft_models[0]) == config.kind:
         return config(head=draft_models[0])
     return None
+
+
+def head_config(path: str) -> Any:
+    """The method that runs the head in a folder, with its defaults; None where the folder holds no head."""
+    runners = [config for name in methods() if hasattr(config := config_class(name), "kind")]
+    offers = [offer for config in runners if (offer := automatic_head(config, [path])) is not None]
+    return max(offers, key=lambda offer: offer.automatic_rank, default=None)
 
 
 def built_head(bench: Workbench, options: ChainOptions | TreeOptions) -> Any:

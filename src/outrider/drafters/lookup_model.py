@@ -6,12 +6,25 @@ Which of the two drafts is decided by the committed text alone, so every accepta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, ClassVar
 
-from outrider.drafters.base import DraftContext, Drafter, Needs, Outcome, Workbench, check_options, option, register
+from outrider.drafters._trained import head_config
+from outrider.drafters.base import (
+    DraftContext,
+    Drafter,
+    Needs,
+    Outcome,
+    Workbench,
+    changed,
+    check_options,
+    option,
+    register,
+)
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.suffix import Suffix
+from outrider.errors import ConfigError
 from outrider.tree import TokenTree
 
 
@@ -23,8 +36,18 @@ class LookupModel:
     method: ClassVar[str] = "lookup_model"
     automatic_rank: ClassVar[int] = 4
 
-    model: str = option("", "Folder, hub id or .gguf file of the draft model.", flag="speculative-draft-model-path")
-    num_steps: int = option(4, "Drafting depth: draft passes per round.", low=0, high=256, flag="speculative-num-steps")
+    model: str = option(
+        "",
+        "Folder, hub id or .gguf file of the draft model, or folder of a trained head.",
+        flag="speculative-draft-model-path",
+    )
+    num_steps: int = option(
+        4,
+        "Drafting depth: draft passes per round; a head that drafts a block at once has its own.",
+        low=0,
+        high=256,
+        flag="speculative-num-steps",
+    )
     topk: int = option(1, "Branches per node of the model's tree.", low=1, high=64, flag="speculative-eagle-topk")
     num_draft_tokens: int = option(
         16, "Most looked-up tokens per round.", low=0, high=1024, flag="speculative-num-draft-tokens"
@@ -60,16 +83,21 @@ class LookupModel:
     def _first(self) -> Suffix:
         return Suffix(num_draft_tokens=self.num_draft_tokens, min_match=self.min_match)
 
-    @property
-    def _then(self) -> DraftModel:
-        return DraftModel(model=self.model, num_steps=self.num_steps, topk=self.topk)
+    @cached_property
+    def _then(self) -> Any:
+        then = head_config(self.model) or DraftModel(model=self.model)
+        wishes = {"num_steps": self.num_steps, "topk": self.topk}
+        own = {item.name for item in fields(then)}
+        if self.topk > 1 and "topk" not in own:
+            raise ConfigError(f"lookup_model: {self.model} holds a head that drafts chains alone; leave topk at 1")
+        return changed(then, {name: value for name, value in wishes.items() if name in own})
 
 
 class LookupModelDrafter:
     """Gives the first drafter first refusal, sequence by sequence."""
 
     def __init__(self, config: LookupModel, first: Drafter, then: Drafter) -> None:
-        self.needs = config.needs
+        self.needs = replace(config.needs, hidden_layers=then.needs.hidden_layers)
         self._first, self._then = first, then
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
