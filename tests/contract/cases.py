@@ -17,7 +17,7 @@ from tiny_heads import tiny_head
 
 from outrider import LLM, Speculation
 from outrider.config import CacheConfig, SchedulerConfig
-from outrider.drafters.base import DrafterConfig, config_class, methods
+from outrider.drafters.base import DrafterConfig, config_class, make_config, methods
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import HeadCheckpoint, write_head
 from outrider.target.base import TargetModel
@@ -49,10 +49,12 @@ def configs(model: str) -> Iterator[tuple[str, DrafterConfig]]:
         yield name, found(**options)
         if "topk" in fields:
             yield f"{name}-tree", found(**options, topk=3)
-    yield "lookup_model-head", config_class("lookup_model")(model=head_folder("eagle3"), min_match=1)  # type: ignore[call-arg]
-    yield "lookup_model-block", config_class("lookup_model")(model=head_folder("dspark"), min_match=1)  # type: ignore[call-arg]
+    for case, method in ON_DISK.items():
+        yield case, make_config(case.partition("-")[0], {"model": head_folder(method), "min_match": 1})
 
 
+ON_DISK = {"lookup_model-head": "eagle3", "lookup_model-block": "dspark"}
+"""Cases whose method finds a head by looking into a folder, and the method that head is of; it is for the tiny target."""
 _FOLDERS = TemporaryDirectory(prefix="heads-")
 
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from contract.cases import by_id, exact_pairs, heads_of, takes_model
+from contract.cases import ON_DISK, by_id, exact_pairs, heads_of, takes_model
 from table_model import TableModel
 
 from outrider import LLM, SamplingParams, Speculation
@@ -40,8 +40,12 @@ PLAIN = SamplingParams(temperature=1.0)
 
 
 def widest_pairs() -> list[tuple[str, str]]:
-    """Each method under each ratio rule that is exact for it: as a tree where both can branch, else as a chain."""
-    allowed = [(case, rule) for case, rule in exact_pairs() if rule in RATIO_RULES and by_id(case).most_nodes > 1]
+    """Each method under each ratio rule that is exact for it: as a tree where both can branch, else as a chain.
+
+    Which head lookup goes before changes nothing of the rule, and those on disk are for another target than this one.
+    """
+    pairs = [(case, rule) for case, rule in exact_pairs() if rule in RATIO_RULES and case not in ON_DISK]
+    allowed = [(case, rule) for case, rule in pairs if by_id(case).most_nodes > 1]
     return [(case, rule) for case, rule in allowed if (f"{case}-tree", rule) not in allowed]
 
 
