@@ -54,7 +54,7 @@ def configs(model: str) -> Iterator[tuple[str, DrafterConfig]]:
 
 
 ON_DISK = {"lookup_model-head": "eagle3", "lookup_model-block": "dspark"}
-"""Cases whose method finds a head by looking into a folder, and the method that head is of; it is for the tiny target."""
+"""Cases whose method looks into a folder for a head, and what that head was trained as; it is for the tiny target."""
 _FOLDERS = TemporaryDirectory(prefix="heads-")
 
 
