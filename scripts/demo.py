@@ -1,19 +1,22 @@
-"""The demo: one text, plain and speculative, side by side in figures."""
+"""The demo: two texts, plain and speculative, side by side in figures."""
 
 from __future__ import annotations
 
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outrider import LLM, Choice, SamplingParams
+from outrider import LLM, Choice, SamplingParams, Speculation
 
 MODEL = "SmolLM2-135M"
-QUESTION = """Add a docstring to each function and repeat the whole code:
+HEAD = Path(__file__).parents[1] / "assets" / "heads" / "smollm2-135m-eagle3"
+"""Made by `outrider train` for this model; see docs/training.md."""
+REPEATING = """Add a docstring to each function and repeat the whole code:
 
 def area_of_rectangle(width, height):
     return width * height
@@ -24,6 +27,7 @@ def area_of_triangle(base, height):
 def area_of_circle(radius):
     return 3.14159 * radius * radius
 """
+ANSWERING = "Why is the sky blue in the day and red in the evening?"
 PARAMS = SamplingParams(max_tokens=192)
 
 
@@ -51,36 +55,47 @@ def run(llm: LLM, prompt: list[int], console: Console, *, show: bool) -> Run:
     return Run(choice, (len(choice.token_ids) - 1) / spent.decode)
 
 
+def row(name: str, found: Run, alone: Run) -> tuple[str, ...]:
+    """A line of the table."""
+    stats = found.choice.speculation
+    identical = found.choice.token_ids == alone.choice.token_ids
+    return (
+        name,
+        f"{found.tokens_per_second:.1f}",
+        f"{found.tokens_per_second / alone.tokens_per_second:.2f}×",
+        f"{stats.acceptance_rate:.2f}" if sum(stats.drafted) else "",
+        f"{stats.mean_accepted_length:.2f}",
+        "yes" if identical else "no",
+    )
+
+
 def main() -> int:
-    """Print the text and the table."""
+    """Print the texts and a table for each."""
     console = Console(highlight=False)
     begun = time.perf_counter()
     plain = LLM(MODEL, speculation=None, dtype="float32")
-    fast = LLM.from_model(plain.engine.target, plain.tokenizer, speculation="auto")
-    console.print(f"[dim]{MODEL}-Instruct, float32, loaded in {time.perf_counter() - begun:.1f} s[/dim]\n")
-    prompt = plain.encode_chat([{"role": "user", "content": QUESTION}])
-    for llm in (plain, fast):  # the first passes allocate
-        llm.generate(prompt, SamplingParams(max_tokens=4))
-    drafted = run(fast, prompt, console, show=True)
-    alone = run(plain, prompt, console, show=False)
-
-    stats = drafted.choice.speculation
-    table = Table(title="green: accepted drafts", title_style="dim")
-    for column in ("", "tokens/s", "speedup", "α", "τ"):
-        table.add_column(column, justify="right" if column else "left")
-    table.add_row("plain", f"{alone.tokens_per_second:.1f}", "1.00×", "", "1.00")
-    table.add_row(
-        fast.drafter_config.method,
-        f"{drafted.tokens_per_second:.1f}",
-        f"{drafted.tokens_per_second / alone.tokens_per_second:.2f}×",
-        f"{stats.acceptance_rate:.2f}",
-        f"{stats.mean_accepted_length:.2f}",
-    )
-    console.print("\n")
-    console.print(table)
-    identical = drafted.choice.token_ids == alone.choice.token_ids
-    console.print(f"identical: {'yes' if identical else 'no'}")
-    return 0 if identical else 1
+    target, tokenizer = plain.engine.target, plain.tokenizer
+    arms = {"plain": plain}
+    for plan in ("auto", Speculation("auto", options={"model": str(HEAD)})):
+        fast = LLM.from_model(target, tokenizer, speculation=plan)
+        arms[fast.drafter_config.method] = fast
+    console.print(f"[dim]{MODEL}-Instruct, float32, loaded in {time.perf_counter() - begun:.1f} s[/dim]")
+    same = True
+    for question in (REPEATING, ANSWERING):
+        prompt = plain.encode_chat([{"role": "user", "content": question}])
+        for llm in arms.values():  # the first passes allocate
+            llm.generate(prompt, SamplingParams(max_tokens=4))
+        console.print(f"\n[bold]{question.partition(':')[0]}[/bold]\n")
+        runs = {name: run(llm, prompt, console, show=name == list(arms)[1]) for name, llm in arms.items()}
+        table = Table(title="green: accepted drafts", title_style="dim")
+        for column in ("", "tokens/s", "speedup", "α", "τ", "identical"):
+            table.add_column(column, justify="right" if column else "left")
+        for name, found in runs.items():
+            table.add_row(*row(name, found, runs["plain"]))
+            same &= found.choice.token_ids == runs["plain"].choice.token_ids
+        console.print("\n")
+        console.print(table)
+    return 0 if same else 1
 
 
 if __name__ == "__main__":
