@@ -207,7 +207,11 @@ class TestDrafts:
 
 
 def row(name: str, speedup: float, perplexity: float | None, ms: float = 1.0) -> dict[str, Any]:
-    figures = dict.fromkeys(MEASURES, 1.0) | {"perplexity": perplexity, "draft_ms_per_token": ms}
+    figures = dict.fromkeys(MEASURES, 1.0) | {
+        "perplexity": perplexity,
+        "draft_ms_per_token": ms,
+        "draft_ms_per_round": ms,
+    }
     return {"name": name, "speedup": speedup, "speedup_interval": (speedup - 0.1, speedup + 0.1)} | figures
 
 
@@ -219,14 +223,17 @@ def test_a_correlation_counts_the_drafters_that_have_the_figure() -> None:
     assert found["acceptance_rate"]["spearman"] is None, "all alike"
 
 
-def test_labels_cover_neither_points_nor_each_other() -> None:
+def test_points_that_lie_together_keep_their_labels_apart() -> None:
     rows = [row(f"drafter {i}", 1.5 + 0.01 * i, 2.0, 3.0) for i in range(5)]
     result = {"model": {"name": "<m>"}, "study": {"drafters": rows, "correlations": correlations(rows)}}
     svg = picture(result)
     assert svg.count("<circle") == 2 * len(rows)
     assert "&lt;m&gt;" in svg
-    heights = [line.split('y="')[1].split('"')[0] for line in svg.split("<text")[1:] if ">drafter" in line]
-    assert len(set(heights[: len(rows)])) >= 3
+    for number in range(1, len(rows) + 1):
+        assert svg.count(f'class="label" text-anchor="start">{number}</text>') == 2
+        assert f">{number}  drafter {number - 1}: 1.5" in svg
+    places = [mark.split(' class="label"')[0] for mark in svg.split("<text")[1:] if mark.split(">")[1][0] in "12345"]
+    assert len(set(places)) == len(places)
 
 
 PROMPTS = [{"id": f"p{i}", "category": "words", "turns": ["ab " * (4 + i)]} for i in range(3)]

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outrider.bench import machine
-from outrider.bench.equality import Difference, compare, repeats_plain_text
+from outrider.bench.equality import Difference, compare, promises_plain_text
 from outrider.bench.prompts import Row, encode_prompts, form, read_prompts
 from outrider.bench.report import MEANINGS, SCHEMA_VERSION, arm_json, sample_json, summarise
 from outrider.bench.runner import Arm, Models, Sample, Workload, grid, run
+from outrider.config import Speculation
 from outrider.drafters.base import named_models
 from outrider.drafters.none import NoDraft
 from outrider.errors import ConfigError, RequestError
@@ -74,12 +75,13 @@ def method_arms(methods: MethodFlags, algorithms: Sequence[str]) -> tuple[Arm, .
 
 
 def plain_arm(verifier: str) -> Arm:
-    """Plain decoding, which the others are measured against.
+    """Plain decoding, which the others are measured against; under a lossy rule's name it is the target's all the same.
 
     Raises:
         ConfigError: there is no such rule.
     """
-    return Arm(NoDraft.method, NoDraft(), make_verifier(verifier), plain=True)
+    rule = make_verifier(verifier)
+    return Arm(NoDraft.method, NoDraft(), rule if rule.lossless else make_verifier(Speculation().verifier), plain=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +179,7 @@ def _differences(
     judge = models.engine(workload.arms[0], workload.cache_rows)
     found: dict[tuple[str, str], list[Difference]] = {}
     for sample in samples:
-        if sample.arm.plain or not repeats_plain_text(sample.arm.verifier, sample.setting):
+        if sample.arm.plain or not promises_plain_text(sample.arm.verifier, sample.setting):
             continue
         params = workload.params(sample.prompt, sample.setting, sample.repeat)
         difference = compare(judge, plain[_key(sample)], sample, params, dtype, exact=models.target.row_invariant)

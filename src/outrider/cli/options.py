@@ -24,7 +24,7 @@ from outrider.drafters.base import (
 from outrider.errors import ConfigError
 from outrider.kernels.native import set_threads
 from outrider.sampling.params import SamplingParams
-from outrider.verify import Verifier, check_exact, make_verifier, registered
+from outrider.verify import Verifier, check_exact, make_verifier, registered, rule_label
 
 if TYPE_CHECKING:
     from outrider.llm import LLM
@@ -152,6 +152,10 @@ class SamplingFlags:
         )
 
 
+RULES: Final = ", ".join(rule_label(name, lossless=rule.lossless) for name, rule in registered().items())
+"""Every acceptance rule, for the help."""
+
+
 class Option(NamedTuple):
     """One option of one method."""
 
@@ -270,6 +274,11 @@ class Plan:
         """What it is called."""
         return {"algorithm": self.config.method, "verifier": self.verifier.name}
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The names, and whether the output keeps the target's law."""
+        return self.names | {"lossless": self.verifier.lossless}
+
 
 @Parameter(name="*")
 @with_method_options
@@ -277,7 +286,7 @@ class Plan:
 class MethodFlags:
     """The acceptance rule, and the options of every method."""
 
-    verifier: Annotated[str, Parameter(help=f"Acceptance rule: {', '.join(registered())}.")] = "coupled"
+    verifier: Annotated[str, Parameter(help=f"Acceptance rule: {RULES}.")] = "coupled"
 
     def given(self) -> dict[str, Any]:
         """The method options that were given, by flag."""

@@ -15,11 +15,13 @@ from rich.progress import Progress
 
 from outrider.errors import ConfigError
 from outrider.metrics import Prediction
+from outrider.verify.base import rule_label
 
 if TYPE_CHECKING:
     from outrider.completion import Choice, Chunk
     from outrider.metrics import PhaseSeconds, SpeculationStats
     from outrider.target.tokenizer import Tokenizer
+    from outrider.verify.base import Verifier
 
 ACCEPTED_STYLE: Final = "green"
 _FILE_WIDTH: Final = 140
@@ -127,9 +129,10 @@ class Shades:
             left -= len(text[:left])
 
 
-def figures_line(stats: SpeculationStats, seconds: PhaseSeconds) -> str:
-    """Speed, acceptance and accepted length on one line."""
-    parts = [f"{seconds.tokens_per_second:.1f} tokens/s"]
+def figures_line(stats: SpeculationStats, seconds: PhaseSeconds, rule: Verifier) -> str:
+    """Speed, acceptance and accepted length on one line, and the rule where it changes the text."""
+    parts = [] if rule.lossless else [rule_label(rule.name, lossless=False)]
+    parts.append(f"{seconds.tokens_per_second:.1f} tokens/s")
     if sum(stats.tested):
         by_position = " ".join(f"{rate:.2f}" for rate in stats.acceptance_by_position[:8])
         parts.append(f"α {stats.acceptance_rate:.2f} (by position {by_position})")
@@ -139,8 +142,8 @@ def figures_line(stats: SpeculationStats, seconds: PhaseSeconds) -> str:
     return " · ".join(parts)
 
 
-def result(choice: Choice, prompt_tokens: int, names: dict[str, str], seconds: PhaseSeconds) -> dict[str, Any]:
-    """The JSON object of one completion."""
+def result(choice: Choice, prompt_tokens: int, facts: dict[str, Any], seconds: PhaseSeconds) -> dict[str, Any]:
+    """The JSON object of one completion; ``facts`` say how it speculated."""
     stats = choice.speculation
     return {
         "text": choice.text,
@@ -153,7 +156,7 @@ def result(choice: Choice, prompt_tokens: int, names: dict[str, str], seconds: P
             "completion_tokens": len(choice.token_ids),
             "total_tokens": prompt_tokens + len(choice.token_ids),
         },
-        "speculation": names | speculation_counts(stats) | _prediction(stats, seconds),
+        "speculation": facts | speculation_counts(stats) | _prediction(stats, seconds),
         "timing": {
             "prefill_s": seconds.prefill,
             "decode_s": seconds.decode,

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from outrider.cli import output
 from outrider.cli.bench import WorkFlags
 from outrider.cli.drafts import draft_arms
-from outrider.cli.options import ModelFlags
+from outrider.cli.options import RULES, ModelFlags
 
 if TYPE_CHECKING:
     from outrider.bench.session import Request
@@ -25,8 +25,7 @@ class StudyFlags:
     draft: Annotated[list[str], Parameter(negative="")] = field(default_factory=list)
     """A drafter, METHOD[:PATH[:OPTION=VALUE…]]: a method's name or auto, the folder or file of its draft model or head,
     and options by their names; given once for each drafter."""
-    verifier: str = "coupled"
-    """Acceptance rule of all of them."""
+    verifier: Annotated[str, Parameter(help=f"Acceptance rule of all of them: {RULES}.")] = "coupled"
     temperature: float = 0.0
     """0 is greedy."""
     top_p: float = 1.0

@@ -9,18 +9,19 @@ from outrider.bench.svg import Drawing, LogScale, Scale, nice_end
 from outrider.bench.table import interval, times
 
 _WIDTH: Final = 940
-_HEIGHT: Final = 400
 _TOP: Final = 48
 _BOTTOM: Final = 345
 _PANELS: Final = (
     ("perplexity", "perplexity of the target's answers under the drafter", 50, 440),
-    ("draft_ms_per_token", "draft latency, ms per drafted token", 520, 910),
+    ("draft_ms_per_round", "draft latency, ms per round", 520, 910),
 )
 """Of each panel: what goes along it, what that is called, its left and its right end."""
 _MARGIN: Final = 1.3
 """Room beside the outermost points, as a factor."""
-_LETTER: Final = 6.2
-"""Width of a letter of a label, about."""
+_LETTER: Final = 8
+"""Width of a digit of a label, about."""
+_LINE: Final = 17
+"""Of the key below the panels."""
 _STYLE: Final = """<style>
 svg { font: 12px system-ui, sans-serif; background: #fcfcfb; }
 .label { fill: #1c1c1a; } .soft { fill: #62615c; font-size: 11px; } .rule { stroke: #dddcd6; }
@@ -45,18 +46,21 @@ def picture(result: Mapping[str, Any]) -> str:
     """An SVG file of a study's result."""
     rows: Sequence[Mapping[str, Any]] = [row for row in result["study"]["drafters"] if row["speedup"] is not None]
     title = f"{result['model']['name']}: what the speedup goes with"
-    drawing = Drawing(_WIDTH, _HEIGHT, title)
+    drawing = Drawing(_WIDTH, _BOTTOM + 65 + _LINE * len(rows), title)
     drawing.text(_PANELS[0][2], 16, title)
     highest = max((max(row["speedup"], *(row["speedup_interval"] or (0,))) for row in rows), default=1.0)
     up = Scale(nice_end(max(1.2, highest)), _BOTTOM, _TOP)
     told = {each["measure"]: each for each in result["study"]["correlations"]}
     for measure, name, left, right in _PANELS:
-        shown = [row for row in rows if row[measure]]
+        shown = {number: row for number, row in enumerate(rows, 1) if row[measure]}
         _frame(drawing, up, left, right, f"{name} ({_told(told[measure])})")
         if shown:
-            _points(drawing, up, _across([row[measure] for row in shown], left, right), measure, shown)
+            _points(drawing, up, _across([row[measure] for row in shown.values()], left, right), measure, shown)
         else:
             drawing.text((left + right) / 2, (_TOP + _BOTTOM) / 2, "no drafter has this figure", "soft", "middle")
+    for number, row in enumerate(rows, 1):
+        span = f"{times(row['speedup'])} ({interval(row['speedup_interval'])})"
+        drawing.text(_PANELS[0][2], _BOTTOM + 55 + _LINE * number, f"{number}  {row['name']}: {span}")
     return drawing.file(_STYLE)
 
 
@@ -78,18 +82,18 @@ def _across(values: Sequence[float], left: float, right: float) -> LogScale:
     return LogScale(min(values) / _MARGIN, max(values) * _MARGIN, left, right)
 
 
-def _points(drawing: Drawing, up: Scale, across: LogScale, measure: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def _points(drawing: Drawing, up: Scale, across: LogScale, measure: str, rows: Mapping[int, Mapping[str, Any]]) -> None:
     for tick in across.ticks:
         drawing.line(across(tick), _BOTTOM, across(tick), _BOTTOM + 4, "rule")
         drawing.text(across(tick), _BOTTOM + 17, f"{tick:g}", "soft", "middle")
-    places = [(across(row[measure]), up(row["speedup"])) for row in rows]
+    places = [(across(row[measure]), up(row["speedup"])) for row in rows.values()]
     taken = [_Box(x - 6, y - 6, x + 6, y + 6) for x, y in places]
-    for row, (x, y) in zip(rows, places, strict=True):
+    for (number, row), (x, y) in zip(rows.items(), places, strict=True):
         if ends := row["speedup_interval"]:
             drawing.line(x, up(ends[0]), x, up(ends[1]), "s1")
         tip = f"{row['name']}: {times(row['speedup'])} ({interval(ends)}), {row[measure]:.3g}"
         drawing.dot(x, y, "f1", tip)
-        _label(drawing, across, x, y, row["name"], taken)
+        _label(drawing, across, x, y, str(number), taken)
 
 
 def _label(drawing: Drawing, across: LogScale, x: float, y: float, name: str, taken: list[_Box]) -> None:

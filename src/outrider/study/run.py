@@ -65,6 +65,7 @@ def _row(found: Measured, arm: Arm, judged: Quality) -> dict[str, Any]:
         "name": arm.name,
         "method": arm.config.method,
         "verifier": arm.verifier.name,
+        "lossless": arm.verifier.lossless,
         "quality": judged.to_json(),
         "perplexity": judged.perplexity,
         "acceptance_rate": entry["acceptance_rate"] if entry["tested"] else None,

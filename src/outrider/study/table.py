@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outrider.bench.table import interval, number, times
+from outrider.bench.table import interval, number, rules, times
 
 FEW: Final = 10
 """Drafters below which a rank correlation is a hint at most."""
@@ -26,8 +26,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
 
 
 def _drafters(rows: Sequence[Mapping[str, Any]]) -> Table:
-    rules = ", ".join(dict.fromkeys(row["verifier"] for row in rows))
-    table = Table(title=f"Drafters, rule: {rules}", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(title=f"Drafters, rule: {rules(rows)}", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("drafter")
     for heading in ("perplexity", "α", "τ", "ms/draft", "ms/round", "speedup", "95 %", "median"):
         table.add_column(heading, justify="right")
