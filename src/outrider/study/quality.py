@@ -8,7 +8,8 @@ true hidden rows, and every network in the precision it drafts in.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from outrider.drafters.base import Committed, DraftContext, Drafter, DrafterConf
 from outrider.kv.pool import KVPool
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import RequestSampler
-from outrider.target.base import TargetOutput
+from outrider.target.base import TargetModel, TargetOutput
 from outrider.tree import SequenceRows, TreeBatch
 from outrider.verify.base import Draws, Verdict
 
@@ -84,12 +85,25 @@ def quality(
     texts = [(answer.prompt.token_ids, answer.token_ids) for answer in answers]
     reader = _Reader(models, config, max(len(prompt) + len(answer) for prompt, answer in texts) + _SPARE_ROWS)
     loss, judged, tokens = 0.0, 0, 0
-    for prompt, answer in texts:
-        # A reduced draft vocabulary leaves tokens out, whose probability is nought.
-        losses = [-math.log(p) for p in reader.probabilities(prompt, answer) if p > 0.0]
-        loss, judged, tokens = loss + sum(losses), judged + len(losses), tokens + max(0, len(answer) - 1)
-        advance()
+    with _taking_turns(models.target):
+        for prompt, answer in texts:
+            # A reduced draft vocabulary leaves tokens out, whose probability is nought.
+            losses = [-math.log(p) for p in reader.probabilities(prompt, answer) if p > 0.0]
+            loss, judged, tokens = loss + sum(losses), judged + len(losses), tokens + max(0, len(answer) - 1)
+            advance()
     return Quality(loss, judged, tokens, None if judged else "it gave no token of the answers a probability")
+
+
+@contextmanager
+def _taking_turns(target: TargetModel) -> Iterator[None]:
+    """One torch thread where the target has threads of its own, as in the engine: both kinds wait by spinning."""
+    threads = torch.get_num_threads()
+    if getattr(target, "own_threads", False):
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _Reader:
