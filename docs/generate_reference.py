@@ -47,10 +47,13 @@ def documented_fields(owner: type[Any]) -> str:
 
 def rule_table() -> str:
     """What each acceptance rule is exact for."""
-    lines = ["| rule | trees | merged drafters | deterministic drafts | drafts are |", "|---|---|---|---|---|"]
+    lines = [
+        "| rule | lossless | trees | merged drafters | deterministic drafts | drafts are |",
+        "|---|---|---|---|---|---|",
+    ]
     for name in registered():
         rule = make_verifier(name)
-        marks = ["yes" if mark else "no" for mark in (rule.trees, rule.merged, rule.deterministic)]
+        marks = ["yes" if mark else "no" for mark in (rule.lossless, rule.trees, rule.merged, rule.deterministic)]
         lines.append(f"| `{name}` | {' | '.join(marks)} | {rule.draws.value} |")
     return "\n".join(lines)
 
@@ -76,7 +79,8 @@ def render() -> str:
         parts += [f"### `{name}`", summary(module), option_table(config)]
     parts += [
         "## Acceptance rules",
-        "A rule refuses drafts it is not exact for when the engine starts.",
+        "A rule refuses drafts it is not exact for when the engine starts. One that is not lossless changes the "
+        "output: it is there for comparisons, runs only where it is named, and an audit refuses it.",
         rule_table(),
         "## Cache",
         "`LLM(…, cache=CacheConfig(…))`",

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from outrider.bench.table import number, times
+from outrider.study.table import notes
+
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
@@ -169,9 +172,11 @@ def benches() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def speeds() -> str:
-    """Every bench of speed."""
+    """Every bench of speed; studies have a page of their own."""
     parts = []
     for name, bench in benches():
+        if "study" in bench:
+            continue
         for key, tell in KINDS.items():
             if key in bench:
                 parts += [*tell(bench), f"Whole figures: `results/{name}`."]
@@ -213,7 +218,44 @@ def over(bench: dict[str, Any], engine: str) -> str:
     return f"{found['ratio']:.2f} ({low:.2f}–{high:.2f})"
 
 
-PAGES = {ROOT / "README.md": speeds, ROOT / "docs" / "cpu.md": quality}
+def studies() -> str:
+    """What ``outrider study`` wrote, each with its picture where there is one."""
+    parts = []
+    for name, bench in benches():
+        if "study" not in bench:
+            continue
+        parts += [caption(bench), drafters(bench["study"]), correlations(bench["study"])]
+        parts.append("\n".join(f"- {line}" for line in notes(bench["study"])))
+        picture = name.replace(".json", ".svg")
+        if (ROOT / "docs" / picture).exists():
+            parts.append(f"![Speedup against perplexity and against draft latency]({picture})")
+        parts.append(f"Whole figures: `results/{name}`.")
+    return "\n\n".join(parts)
+
+
+def drafters(told: dict[str, Any]) -> str:
+    """One row per drafter."""
+    lines = [
+        "| drafter | perplexity | α | τ | ms/draft | ms/round | speedup (95 %) | median |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in told["drafters"]:
+        keys = ("perplexity", "acceptance_rate", "mean_accepted_length", "draft_ms_per_token", "draft_ms_per_round")
+        figures = " | ".join(number(row[key]) for key in keys)
+        lines.append(f"| `{row['name']}` | {figures} | {speedup(row)} | {times(row['median_speedup'])} |")
+    return "\n".join(lines)
+
+
+def correlations(told: dict[str, Any]) -> str:
+    """One row per measure."""
+    lines = ["| speedup with | n | Spearman ρ | p | Kendall τ-b | p |", "|---|---:|---:|---:|---:|---:|"]
+    for each in told["correlations"]:
+        figures = " | ".join(number(each[key]) for key in ("spearman", "spearman_p", "kendall", "kendall_p"))
+        lines.append(f"| {each['title']} | {each['n']} | {figures} |")
+    return "\n".join(lines)
+
+
+PAGES = {ROOT / "README.md": speeds, ROOT / "docs" / "cpu.md": quality, ROOT / "docs" / "study.md": studies}
 """What stands between the marks of each page."""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from outrider.verify import check_exact, make_verifier
 
 Prompt = str | Sequence[int]
 _MOST_ROWS = 65536
+_log = logging.getLogger(__name__)
 Messages = Sequence[Mapping[str, str]]
 
 
@@ -130,6 +133,8 @@ class LLM:
         plan = Speculation(speculation or "none") if not isinstance(speculation, Speculation) else speculation
         config, verifier = plan.drafter_config(), make_verifier(plan.verifier)
         check_exact(verifier, config.method, config.needs)
+        if not verifier.lossless:
+            warn_lossy(verifier.name)
         pages = cache or CacheConfig()
         automatic = automatic_rows(target.context_length, _MOST_ROWS, target.row_bytes, target.device)
         pool = KVPool(pages.rows or automatic, pages.page_size, pages.prefix_cache)
@@ -298,6 +303,12 @@ class LLM:
         for request in requests:
             self.engine.cancel(request)
         self._deliver(self.engine.end_cancelled())
+
+
+@cache
+def warn_lossy(rule: str) -> None:
+    """Log that a rule changes the text, once for each."""
+    _log.warning("verifier %r is lossy: the text will not be the target's own", rule)
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:

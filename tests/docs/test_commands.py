@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "howto.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "howto.md", ROOT / "docs" / "study.md"]
 LARGE = "Qwen2.5-Coder"
 INTERACTIVE = {"chat": "/exit\n"}
 SHORTER = {"audit": ["--draws", "16000"]}

@@ -42,7 +42,7 @@ def trained(
     ("method", "options"),
     [
         ("eagle3", ("--steps", "2")),
-        ("dspark", ("--slots", "3", "--blocks", "1", "--anchors", "4", "--rank", "8")),
+        ("dspark", ("--slots", "3", "--blocks", "1", "--anchors", "4", "--rank", "8", "--weights", "d_pace")),
         ("medusa", ("--heads", "2")),
     ],
 )

@@ -17,7 +17,7 @@ from outrider.verify.residual import chain_of, law, ratio, residual
 from outrider.verify.rows import TargetRows
 
 LOSSLESS = [name for name, rule in registered().items() if rule.lossless]
-CHAIN_ONLY = [name for name, rule in registered().items() if not rule.trees]
+CHAIN_ONLY = [name for name in LOSSLESS if not registered()[name].trees]
 
 
 def fork() -> TokenTree:

@@ -53,7 +53,10 @@ def check_lossless(verifier: Verifier) -> None:
     """
     if not verifier.lossless:
         exact = ", ".join(name for name, rule in registered().items() if rule.lossless)
-        raise ConfigError(f"verifier {verifier.name!r} does not promise to be lossless; audit one of: {exact}")
+        raise ConfigError(
+            f"verifier {verifier.name!r} does not promise to be lossless, so there is nothing to prove; "
+            f"audit one of: {exact}"
+        )
 
 
 def audit(

@@ -42,7 +42,7 @@ from outrider.drafters.draft_model import DraftModel
 from outrider.errors import ConfigError
 from outrider.target.base import TargetModel
 from outrider.tree import SequenceRows, root_only
-from outrider.verify import Verifier, check_exact, make_verifier, registered
+from outrider.verify import Verifier, check_exact, make_verifier, registered, repeats_plain_text
 
 FALSE_ALARM: Final = 1e-6
 """Odds that an audit of a lossless engine fails by chance, all its tests together."""
@@ -121,7 +121,7 @@ class TextStages:
         settings = (GREEDY,) if self._effort.scope == "greedy" else (GREEDY, PENALTIES, *SAMPLED)
         for setting in settings:
             for engine in self._engines:
-                repeats = setting.params.greedy or engine.verifier.draws.repeats_plain_text
+                repeats = setting.params.greedy or repeats_plain_text(engine.verifier)
                 engine = engine if repeats else replace(engine, verifier=self._default.verifier)
                 name = f"{setting.name}: {engine.config.method}, {engine.verifier.name}"
                 found.append(Stage(name, partial(self._method, name, engine, setting)))
@@ -212,11 +212,11 @@ class FrequencyStages:
 
     def _tests(self) -> list[tuple[DrafterConfig, Verifier]]:
         rules = [rule() for rule in registered().values()]
-        ratio = [rule for rule in rules if rule.lossless and not rule.draws.repeats_plain_text]
+        ratio = [rule for rule in rules if rule.lossless and not repeats_plain_text(rule)]
         config, chosen = self._parts.config, self._parts.verifier
         tests: list[tuple[DrafterConfig, Verifier]] = []
         if not config.needs.hidden_layers:  # a recording has rows of logits, none of hidden states
-            tests += [(config, chosen)] if chosen.draws.repeats_plain_text else []
+            tests += [(config, chosen)] if repeats_plain_text(chosen) else []
             tests += [(config, rule) for rule in ratio if config.most_nodes > 1 and _is_exact(config, rule)]
         return tests + [(_self_draft(2 if rule.trees else 1), rule) for rule in ratio]
 
@@ -241,7 +241,7 @@ class FrequencyStages:
         return Redraw(self._recording, config, rule, self._temperature, seed, each=each)
 
     def _check(self, name: str, config: DrafterConfig, rule: Verifier, number: int, alarm: float) -> CheckResult:
-        draws = self._effort.draws // (SHARE if rule.draws.repeats_plain_text else 1)
+        draws = self._effort.draws // (SHARE if repeats_plain_text(rule) else 1)
         return check_frequencies(name, self._redraw(config, rule, number), draws, alarm, self._workers)
 
     def _plant(self, fault: Fault, number: int, alarm: float) -> FaultResult:

@@ -13,12 +13,12 @@ from outrider.bench.runner import Sample, Setting
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.tie import Judge
-from outrider.verify.base import Verifier
+from outrider.verify.base import Verifier, repeats_plain_text
 
 
-def repeats_plain_text(verifier: Verifier, setting: Setting) -> bool:
-    """Whether a rule promises plain decoding's very text, and not only its distribution."""
-    return setting.temperature == 0 or verifier.draws.repeats_plain_text
+def promises_plain_text(verifier: Verifier, setting: Setting) -> bool:
+    """Whether a rule promises plain decoding's very text, and not only its distribution or nothing at all."""
+    return verifier.lossless and (setting.temperature == 0 or repeats_plain_text(verifier))
 
 
 @dataclass(frozen=True)

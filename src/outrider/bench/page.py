@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from outrider.bench.report import ALL
 from outrider.bench.svg import Drawing, Scale, nice_end
-from outrider.bench.table import identical, interval, number, times
+from outrider.bench.table import identical, interval, number, rules, times
 
 Entry = Mapping[str, Any]
 
@@ -80,7 +80,8 @@ def _header(result: Mapping[str, Any]) -> str:
     return (
         f"<h1>{escape(model['name'])}</h1><p>{escape(model['dtype'])} on {escape(machine['cpu'])}, "
         f"{machine['threads']} threads; {work['prompts']} prompts of {escape(work['file'])}, at most "
-        f"{work['max_tokens']} tokens each, {escape(result['created'])}.{reached}</p>"
+        f"{work['max_tokens']} tokens each, rule: {escape(rules(result['results']))}, "
+        f"{escape(result['created'])}.{reached}</p>"
     )
 
 
@@ -97,7 +98,7 @@ def _table(entries: Sequence[Entry]) -> str:
             number(entry["acceptance_rate"]) if entry["tested"] else "–",
             number(entry["mean_accepted_length"]),
             "–" if entry["other_share"] is None else f"{entry['other_share']:.1%}",
-            identical(entry["identical"]),
+            identical(entry),
         )
         for entry in entries
     ]

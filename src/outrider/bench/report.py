@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from outrider.bench.bootstrap import speedup, speedup_interval
-from outrider.bench.equality import Difference, repeats_plain_text
+from outrider.bench.equality import Difference, promises_plain_text
 from outrider.bench.runner import Arm, Sample, Setting
 from outrider.metrics import PhaseSeconds, SpeculationStats, predicted_speedup, rates_per_round
 
@@ -103,6 +103,7 @@ def _compare(mine: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, Any]:
     return {
         "algorithm": mine[0].arm.name,
         "verifier": mine[0].arm.verifier.name,
+        "lossless": mine[0].arm.verifier.lossless,
         "prompts": len({sample.prompt.row.id for sample in mine}),
         "tokens": total.tokens,
         "decode_tokens": total.stats.emitted,
@@ -166,7 +167,7 @@ def _per_prompt(mine: Sequence[Sample], plain: Sequence[Sample]) -> tuple[list[l
 def _identical(mine: Sequence[Sample], setting: Setting, differences: Sequence[Difference]) -> dict[str, Any]:
     ids = {sample.prompt.row.id for sample in mine}
     found = [difference for difference in differences if difference.prompt_id in ids]
-    promised = repeats_plain_text(mine[0].arm.verifier, setting)
+    promised = promises_plain_text(mine[0].arm.verifier, setting)
     return {
         "promised": promised,
         "texts": len(mine),
@@ -215,7 +216,8 @@ def arm_json(arm: Arm, names: Mapping[str, str]) -> dict[str, Any]:
             values[name] = [names.get(part, part) for part in value]
         elif isinstance(value, str):
             values[name] = names.get(value, value)
-    return {"name": arm.name, "method": arm.config.method, "verifier": arm.verifier.name, "options": values}
+    rule = {"verifier": arm.verifier.name, "lossless": arm.verifier.lossless}
+    return {"name": arm.name, "method": arm.config.method} | rule | {"options": values}
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outrider.bench import machine
-from outrider.bench.equality import Difference, compare, repeats_plain_text
+from outrider.bench.equality import Difference, compare, promises_plain_text
 from outrider.bench.prompts import Row, encode_prompts, form, read_prompts
 from outrider.bench.report import MEANINGS, SCHEMA_VERSION, arm_json, sample_json, summarise
 from outrider.bench.runner import Arm, Models, Sample, Workload, grid, run
-from outrider.drafters.base import DrafterConfig
+from outrider.config import Speculation
+from outrider.drafters.base import named_models
 from outrider.drafters.none import NoDraft
 from outrider.errors import ConfigError, RequestError
 from outrider.heads.checkpoint import kind_of, read_head
@@ -34,9 +34,9 @@ class Request:
     """What the user asked to be measured."""
 
     model: ModelFlags
-    methods: MethodFlags
+    arms: tuple[Arm, ...]
+    """The methods, plain decoding first."""
     prompts: Path
-    algorithms: tuple[str, ...]
     temperatures: tuple[float, ...]
     top_ps: tuple[float, ...]
     max_tokens: int
@@ -55,37 +55,55 @@ class Request:
             for top_p in self.top_ps:
                 SamplingParams(temperature=temperature, top_p=top_p, seed=self.seed)
 
-    def arms(self) -> list[Arm]:
-        """The methods, plain decoding first.
 
-        Raises:
-            ConfigError: an unknown method, a method named twice, or an option out of bounds.
-        """
-        rule = make_verifier(self.methods.verifier)
-        found = [Arm(NoDraft.method, NoDraft(), rule, plain=True)]
-        for name in self.algorithms:
-            plan = self.methods.plan(name, ignore_foreign=True)
-            if plan.config == NoDraft():
-                continue
-            if any(arm.config == plan.config for arm in found):
-                raise ConfigError(f"--algorithms names {plan.config.method} twice")
-            found.append(Arm(plan.config.method, plan.config, plan.verifier))
-        self.methods.check_used([arm.config for arm in found])
-        return found
+def method_arms(methods: MethodFlags, algorithms: Sequence[str]) -> tuple[Arm, ...]:
+    """An arm for each method named, plain decoding first.
+
+    Raises:
+        ConfigError: an unknown method, a method named twice, or an option out of bounds.
+    """
+    found = [plain_arm(methods.verifier)]
+    for name in algorithms:
+        plan = methods.plan(name, ignore_foreign=True)
+        if plan.config == NoDraft():
+            continue
+        if any(arm.config == plan.config for arm in found):
+            raise ConfigError(f"--algorithms names {plan.config.method} twice")
+        found.append(Arm(plan.config.method, plan.config, plan.verifier))
+    methods.check_used([arm.config for arm in found])
+    return tuple(found)
 
 
-def measure(request: Request, begin: Callable[[int], None], advance: Callable[[], None]) -> dict[str, Any]:
+def plain_arm(verifier: str) -> Arm:
+    """Plain decoding, which the others are measured against; under a lossy rule's name it is the target's all the same.
+
+    Raises:
+        ConfigError: there is no such rule.
+    """
+    rule = make_verifier(verifier)
+    return Arm(NoDraft.method, NoDraft(), rule if rule.lossless else make_verifier(Speculation().verifier), plain=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """A bench that has been run, its models still in memory."""
+
+    models: Models
+    workload: Workload
+    samples: tuple[Sample, ...]
+    result: dict[str, Any]
+    """Ready for JSON."""
+
+
+def measure(request: Request, begin: Callable[[int], None], advance: Callable[[], None]) -> Measured:
     """Run everything a request asks for.
 
     Args:
         request: what to measure.
         begin: called with the number of runs before the first.
         advance: called after each run.
-
-    Returns:
-        The result, ready for JSON.
     """
-    arms, settings = request.arms(), grid(request.temperatures, request.top_ps)
+    arms, settings = request.arms, grid(request.temperatures, request.top_ps)
     rows = read_prompts(request.prompts, request.select, request.limit)
     request.model.use_threads()
     models, dtype = _load(request, arms)
@@ -94,7 +112,7 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
     workload = Workload(
         prompts=tuple(encode_prompts(plain, rows, chat=chat)),
         settings=tuple(settings),
-        arms=tuple(arms),
+        arms=arms,
         max_tokens=request.max_tokens,
         repeats=request.repeats,
         seed=request.seed,
@@ -106,7 +124,7 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
     bandwidth = max(before, machine.read_bandwidth(models.target.device))  # a ceiling is what the machine can do
     differences = _differences(models, workload, samples, dtype)
     entries = summarise(samples, arms, differences)
-    return {
+    result = {
         "schema_version": SCHEMA_VERSION,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "model": _model_facts(request, models, dtype),
@@ -118,6 +136,7 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
         "meanings": MEANINGS,
         "samples": [sample_json(sample) for sample in samples],
     }
+    return Measured(models, workload, tuple(samples), result)
 
 
 def _load(request: Request, arms: Sequence[Arm]) -> tuple[Models, torch.dtype]:
@@ -126,8 +145,7 @@ def _load(request: Request, arms: Sequence[Arm]) -> tuple[Models, torch.dtype]:
     target, tokenizer = load_model(request.model.model, options)
     dtype = resolve_dtype(options.dtype, target.device)
     drafts, heads = {}, {}
-    named = {path for arm in arms for path in _option_values(arm.config)}
-    for path in (path for path in request.methods.draft_models if path in named):
+    for path in dict.fromkeys(path for arm in arms for path in named_models(arm.config)):
         if kind_of(path) is not None:
             heads[path] = read_head(path)
             continue
@@ -153,12 +171,6 @@ def _check_lengths(workload: Workload, context_length: int) -> None:
             )
 
 
-def _option_values(config: DrafterConfig) -> list[Any]:
-    """Every value among a config's options; a draft model that is named is one of them."""
-    values = [getattr(config, item.name) for item in dataclasses.fields(config)]  # type: ignore[arg-type]
-    return [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
-
-
 def _differences(
     models: Models, workload: Workload, samples: Sequence[Sample], dtype: torch.dtype
 ) -> dict[tuple[str, str], list[Difference]]:
@@ -167,7 +179,7 @@ def _differences(
     judge = models.engine(workload.arms[0], workload.cache_rows)
     found: dict[tuple[str, str], list[Difference]] = {}
     for sample in samples:
-        if sample.arm.plain or not repeats_plain_text(sample.arm.verifier, sample.setting):
+        if sample.arm.plain or not promises_plain_text(sample.arm.verifier, sample.setting):
             continue
         params = workload.params(sample.prompt, sample.setting, sample.repeat)
         difference = compare(judge, plain[_key(sample)], sample, params, dtype, exact=models.target.row_invariant)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from math import ceil, floor, log10
+from math import ceil, floor, log, log10
 
 
 @dataclass
@@ -48,6 +48,37 @@ class Drawing:
         """The SVG element."""
         head = f'<svg viewBox="0 0 {self.width:g} {self.height:g}" role="img" aria-label="{escape(self.label)}">'
         return head + "".join(self.marks) + "</svg>"
+
+    def file(self, style: str) -> str:
+        """An SVG file of its own.
+
+        Args:
+            style: a ``<style>`` element for the classes that marks have.
+        """
+        svg = self.render().replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+        return svg.replace(">", ">" + style, 1) + "\n"
+
+
+@dataclass(frozen=True)
+class LogScale:
+    """Numbers to places on an axis of powers of ten."""
+
+    least: float
+    most: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        """The place of a number."""
+        share = log(max(value, self.least) / self.least) / log(self.most / self.least)
+        return self.start + (self.end - self.start) * share
+
+    @property
+    def ticks(self) -> list[float]:
+        """1, 2 and 5 × powers of ten along the axis."""
+        powers = range(floor(log10(self.least)), ceil(log10(self.most)) + 1)
+        marks = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+        return [mark for mark in marks if self.least <= mark <= self.most]
 
 
 @dataclass(frozen=True)

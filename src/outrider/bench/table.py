@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.bench.report import ALL
+from outrider.verify.base import rule_label
 
 
 def tables(result: Mapping[str, Any]) -> Group:
@@ -29,8 +30,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
 
 
 def _speed(entries: Sequence[Mapping[str, Any]]) -> Table:
-    rules = ", ".join(dict.fromkeys(entry["verifier"] for entry in entries))
-    table = Table(title=f"Speed and acceptance, rule: {rules}", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(title=f"Speed and acceptance, rule: {rules(entries)}", title_justify="left", box=SIMPLE_HEAD)
     for heading in ("setting", "method"):
         table.add_column(heading)
     for heading in ("tokens/s", "speedup", "95 %", "end to end", "α", "by position", "τ", "identical"):
@@ -46,7 +46,7 @@ def _speed(entries: Sequence[Mapping[str, Any]]) -> Table:
             number(entry["acceptance_rate"]) if entry["tested"] else "–",
             " ".join(number(rate) for rate in entry["acceptance_by_position"][:4]) or "–",
             number(entry["mean_accepted_length"]),
-            identical(entry["identical"]),
+            identical(entry),
         )
     return table
 
@@ -128,8 +128,16 @@ def interval(ends: Sequence[float] | None) -> str:
     return "–" if ends is None else f"{ends[0]:.2f}–{ends[1]:.2f}"
 
 
-def identical(facts: Mapping[str, Any]) -> str:
+def rules(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The acceptance rules of some rows; one that is lossy says so."""
+    return ", ".join(dict.fromkeys(rule_label(row["verifier"], lossless=row["lossless"]) for row in rows))
+
+
+def identical(entry: Mapping[str, Any]) -> str:
     """How many texts are plain decoding's."""
+    if not entry["lossless"]:
+        return "lossy"
+    facts = entry["identical"]
     if not facts["promised"]:
         return "in law"
     ties = f" +{facts['within_tie_rule']} ties" if facts["within_tie_rule"] else ""

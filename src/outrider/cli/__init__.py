@@ -16,6 +16,7 @@ COMMANDS: Final = {
     "generate": "Complete one prompt.",
     "chat": "Talk to a model; accepted drafts are shown in another shade.",
     "bench": "Measure what speculation gains, method against method.",
+    "study": "Tabulate what makes drafters fast: quality, acceptance, latency.",
     "train": "Train a drafter for your own model, on its own answers.",
     "export": "Write a trained head in another project's format.",
     "audit": "Prove on your own model that speculation changes nothing.",

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
-from rich.progress import Progress
 
 from outrider.cli import group, output
 from outrider.cli.options import METHOD, MethodFlags, ModelFlags
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
+    from outrider.bench.runner import Arm
     from outrider.bench.session import Request
 
 
@@ -25,12 +25,6 @@ class WorkFlags:
 
     prompts: Path
     """JSONL file of prompts, {"id", "category", "turns"} a line; the first turn is asked."""
-    algorithms: str = "none,ngram"
-    """Methods, separated by commas; plain decoding always takes part, for the others are measured by it."""
-    temperature: str = "0"
-    """Temperatures, separated by commas."""
-    top_p: str = "1"
-    """Top-p values, separated by commas; every temperature but 0 is run with each."""
     max_tokens: int = 128
     """Most tokens of each output."""
     select: str | None = None
@@ -44,21 +38,22 @@ class WorkFlags:
     chat: Annotated[bool | None, Parameter(negative="--raw")] = None
     """Put prompts through the chat template, as is done by default where there is one; --raw does not."""
 
-    def request(self, model: ModelFlags, methods: MethodFlags) -> Request:
-        """The same, read and checked.
+    def request(
+        self, model: ModelFlags, arms: Sequence[Arm], temperatures: Sequence[float], top_ps: Sequence[float]
+    ) -> Request:
+        """The same for a session.
 
         Raises:
-            ConfigError: a value that cannot be read or is out of range.
+            ConfigError: a value out of range.
         """
         from outrider.bench.session import Request  # takes seconds, which --help need not wait for
 
         return Request(
             model=model,
-            methods=methods,
+            arms=tuple(arms),
             prompts=self.prompts,
-            algorithms=tuple(name.strip() for name in self.algorithms.split(",") if name.strip()),
-            temperatures=_numbers("--temperature", self.temperature),
-            top_ps=_numbers("--top-p", self.top_p),
+            temperatures=tuple(temperatures),
+            top_ps=tuple(top_ps),
             max_tokens=self.max_tokens,
             select=self.select,
             limit=self.limit,
@@ -68,10 +63,40 @@ class WorkFlags:
         )
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class GridFlags:
+    """Which methods are run, and how they sample."""
+
+    algorithms: str = "none,ngram"
+    """Methods, separated by commas; plain decoding always takes part, for the others are measured by it."""
+    temperature: str = "0"
+    """Temperatures, separated by commas."""
+    top_p: str = "1"
+    """Top-p values, separated by commas; every temperature but 0 is run with each."""
+
+    def request(self, model: ModelFlags, work: WorkFlags, methods: MethodFlags) -> Request:
+        """What is to be measured, read and checked.
+
+        Raises:
+            ConfigError: a value that cannot be read or is out of range.
+        """
+        from outrider.bench.session import method_arms  # likewise
+
+        arms = method_arms(methods, [name.strip() for name in self.algorithms.split(",") if name.strip()])
+        temperatures, top_ps = _numbers("--temperature", self.temperature), _numbers("--top-p", self.top_p)
+        return work.request(model, arms, temperatures, top_ps)
+
+
+GRID: Final = GridFlags()
+"""Defaults of the signature."""
+
+
 def bench(
     *,
     model: ModelFlags,
     work: WorkFlags,
+    grid: GridFlags = GRID,
     methods: MethodFlags = METHOD,
     json_file: Annotated[Path | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
     html: Path | None = None,
@@ -81,14 +106,19 @@ def bench(
     Args:
         model: which model, and how it is run.
         work: what is run.
+        grid: which methods are run, and how they sample.
         methods: the acceptance rule and the methods' options; each method takes those it has.
         json_file: write everything to this file; - prints all but the single runs as the last line instead.
         html: write a page with plots to this file.
     """
-    _check_writable(json_file, html)
-    result = output.finite(_measure(work.request(model, methods)))
+    output.check_writable(json_file, html)
+    result = output.finite(_measure(grid.request(model, work, methods)))
     _show(result, to_stdout=json_file == Path("-"))
-    _write(result, json_file, html)
+    output.write_result(result, json_file)
+    if html is not None:
+        from outrider.bench.page import page
+
+        output.write_text(html, page(result))
     return 0
 
 
@@ -102,37 +132,14 @@ def _numbers(flag: str, text: str) -> tuple[float, ...]:
         raise ConfigError(f"{flag} takes numbers separated by commas, not {text!r}") from None
 
 
-def _check_writable(*files: Path | None) -> None:
-    """Find out before the work, not after it, that a result has nowhere to go."""
-    for file in files:
-        if file is not None and file != Path("-") and not file.absolute().parent.is_dir():
-            raise ConfigError(f"{file} cannot be written: there is no folder {file.parent}")
-
-
 def _measure(request: Request) -> dict[str, Any]:
     from outrider.bench.session import measure
 
-    console = output.side()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("measuring", total=None)
-        return measure(request, lambda total: bar.update(task, total=total), lambda: bar.advance(task))
+    with output.progress("measuring") as (begin, advance):
+        return measure(request, begin, advance).result
 
 
 def _show(result: dict[str, Any], *, to_stdout: bool) -> None:
     from outrider.bench.table import show
 
     show(result, output.side() if to_stdout else output.screen())
-
-
-def _write(result: dict[str, Any], json_file: Path | None, html: Path | None) -> None:
-    try:
-        if json_file == Path("-"):
-            output.write_json({key: value for key, value in result.items() if key != "samples"})
-        elif json_file is not None:
-            json_file.write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        if html is not None:
-            from outrider.bench.page import page
-
-            html.write_text(page(result), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"the result cannot be written: {error}") from error

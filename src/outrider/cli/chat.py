@@ -107,7 +107,7 @@ class Conversation:
             raise NumericsError(choice.error)
         else:
             spent = self._llm.engine.seconds.minus(before)
-            output.side().print(output.figures_line(choice.speculation, spent), style="dim")
+            output.side().print(output.figures_line(choice.speculation, spent, self._llm.verifier), style="dim")
 
     def _stream(self) -> tuple[str, Choice | None]:
         """Print the answer as it comes; no choice where the user stopped it."""

@@ -49,9 +49,9 @@ def generate(
     choice = _stream(llm, tokens, params, silent=as_json)
     seconds = llm.engine.seconds
     if as_json:
-        output.write_json(output.result(choice, len(tokens), plan.names, seconds))
+        output.write_json(output.result(choice, len(tokens), plan.facts, seconds))
     else:
-        output.side().print(output.figures_line(choice.speculation, seconds), style="dim")
+        output.side().print(output.figures_line(choice.speculation, seconds, plan.verifier), style="dim")
     return 0
 
 

@@ -15,7 +15,7 @@ from outrider.cli.options import options_of
 from outrider.drafters.base import config_class, methods
 from outrider.target.backends import backends
 from outrider.target.loading import models_folder
-from outrider.verify import registered
+from outrider.verify import registered, rule_label
 
 
 def info(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
@@ -86,5 +86,9 @@ def _show(gathered: dict[str, Any], console: Console) -> None:
     )
     for name, rule in gathered["verifiers"].items():
         ticks = ("lossless", "exact_for_trees", "exact_for_merged_trees", "exact_for_deterministic_drafts")
-        rules.add_row(name, *("yes" if rule[key] else "no" for key in ticks), rule["drafts_are"])
+        rules.add_row(
+            rule_label(name, lossless=rule["lossless"]),
+            *("yes" if rule[key] else "no" for key in ticks),
+            rule["drafts_are"],
+        )
     console.print(rules)

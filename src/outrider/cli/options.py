@@ -12,20 +12,25 @@ import torch
 from cyclopts import Parameter
 
 from outrider.config import AUTOMATIC, CacheConfig, Speculation
-from outrider.drafters.base import DrafterConfig, automatic_config, changed, config_class, make_config, methods
+from outrider.drafters.base import (
+    MODELS_FLAG,
+    DrafterConfig,
+    automatic_config,
+    changed,
+    config_class,
+    make_config,
+    methods,
+)
 from outrider.errors import ConfigError
 from outrider.kernels.native import set_threads
 from outrider.sampling.params import SamplingParams
-from outrider.verify import Verifier, check_exact, make_verifier, registered
+from outrider.verify import Verifier, check_exact, make_verifier, registered, rule_label
 
 if TYPE_CHECKING:
     from outrider.llm import LLM
     from outrider.target.backends import LoadOptions
 
 T = TypeVar("T")
-
-MODELS_FLAG: Final = "speculative-draft-model-path"
-"""The flag that names draft models, whichever method reads them."""
 
 
 @Parameter(name="*")
@@ -147,6 +152,10 @@ class SamplingFlags:
         )
 
 
+RULES: Final = ", ".join(rule_label(name, lossless=rule.lossless) for name, rule in registered().items())
+"""Every acceptance rule, for the help."""
+
+
 class Option(NamedTuple):
     """One option of one method."""
 
@@ -265,6 +274,11 @@ class Plan:
         """What it is called."""
         return {"algorithm": self.config.method, "verifier": self.verifier.name}
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The names, and whether the output keeps the target's law."""
+        return self.names | {"lossless": self.verifier.lossless}
+
 
 @Parameter(name="*")
 @with_method_options
@@ -272,7 +286,7 @@ class Plan:
 class MethodFlags:
     """The acceptance rule, and the options of every method."""
 
-    verifier: Annotated[str, Parameter(help=f"Acceptance rule: {', '.join(registered())}.")] = "coupled"
+    verifier: Annotated[str, Parameter(help=f"Acceptance rule: {RULES}.")] = "coupled"
 
     def given(self) -> dict[str, Any]:
         """The method options that were given, by flag."""
@@ -305,7 +319,7 @@ class MethodFlags:
             ConfigError: an unknown name, an option the method does not have, or a value out of bounds.
         """
         given = self.given()
-        config = _chosen(algorithm, self.draft_models)
+        config = chosen_config(algorithm, self.draft_models)
         known = {option.flag: option for option in options_of(type(config))}
         foreign = [flag for flag in given if flag not in known]
         if foreign and not ignore_foreign:
@@ -339,8 +353,16 @@ SPECULATION: Final = SpeculationFlags()
 """Defaults of the subcommands' signatures."""
 
 
-def _chosen(algorithm: str, draft_models: Sequence[str]) -> DrafterConfig:
-    """The config a name stands for, its options at their defaults."""
+def chosen_config(algorithm: str, draft_models: Sequence[str]) -> DrafterConfig:
+    """The config a name stands for, its options at their defaults.
+
+    Args:
+        algorithm: a method's name or ``auto``; case, dashes and underscores do not matter.
+        draft_models: what ``auto`` chooses by.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
     if algorithm.lower() == AUTOMATIC:
         return automatic_config(draft_models)
     return make_config(algorithm, {})

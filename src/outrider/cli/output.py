@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
+from rich.progress import Progress
 
+from outrider.errors import ConfigError
 from outrider.metrics import Prediction
+from outrider.verify.base import rule_label
 
 if TYPE_CHECKING:
     from outrider.completion import Choice, Chunk
     from outrider.metrics import PhaseSeconds, SpeculationStats
     from outrider.target.tokenizer import Tokenizer
+    from outrider.verify.base import Verifier
 
 ACCEPTED_STYLE: Final = "green"
 _FILE_WIDTH: Final = 140
@@ -41,6 +47,50 @@ def _console(*, stderr: bool) -> Console:
 def write_json(value: Any) -> None:
     """Print one JSON object on one line of standard output."""
     sys.stdout.write(json.dumps(finite(value), ensure_ascii=False) + "\n")
+
+
+def check_writable(*files: Path | None) -> None:
+    """Find out before the work, not after it, that a result has nowhere to go.
+
+    Raises:
+        ConfigError: naming the file and the folder that is missing.
+    """
+    for file in files:
+        if file is not None and file != Path("-") and not file.absolute().parent.is_dir():
+            raise ConfigError(f"{file} cannot be written: there is no folder {file.parent}")
+
+
+def write_result(result: dict[str, Any], file: Path | None) -> None:
+    """Write a bench's result to a file; to standard output, ``-``, all but the single runs goes as one line.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    if file == Path("-"):
+        write_json({key: value for key, value in result.items() if key != "samples"})
+    elif file is not None:
+        write_text(file, json.dumps(result, ensure_ascii=False, indent=1) + "\n")
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a file.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the result cannot be written: {error}") from error
+
+
+@contextmanager
+def progress(title: str) -> Iterator[tuple[Callable[[int], None], Callable[[], None]]]:
+    """A progress bar where a terminal shows it: what tells it how many steps there are, and what counts one."""
+    console = side()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=None)
+        yield (lambda total: bar.update(task, total=total), lambda: bar.advance(task))
 
 
 def finite(value: Any) -> Any:
@@ -79,9 +129,10 @@ class Shades:
             left -= len(text[:left])
 
 
-def figures_line(stats: SpeculationStats, seconds: PhaseSeconds) -> str:
-    """Speed, acceptance and accepted length on one line."""
-    parts = [f"{seconds.tokens_per_second:.1f} tokens/s"]
+def figures_line(stats: SpeculationStats, seconds: PhaseSeconds, rule: Verifier) -> str:
+    """Speed, acceptance and accepted length on one line, and the rule where it changes the text."""
+    parts = [] if rule.lossless else [rule_label(rule.name, lossless=False)]
+    parts.append(f"{seconds.tokens_per_second:.1f} tokens/s")
     if sum(stats.tested):
         by_position = " ".join(f"{rate:.2f}" for rate in stats.acceptance_by_position[:8])
         parts.append(f"α {stats.acceptance_rate:.2f} (by position {by_position})")
@@ -91,8 +142,8 @@ def figures_line(stats: SpeculationStats, seconds: PhaseSeconds) -> str:
     return " · ".join(parts)
 
 
-def result(choice: Choice, prompt_tokens: int, names: dict[str, str], seconds: PhaseSeconds) -> dict[str, Any]:
-    """The JSON object of one completion."""
+def result(choice: Choice, prompt_tokens: int, facts: dict[str, Any], seconds: PhaseSeconds) -> dict[str, Any]:
+    """The JSON object of one completion; ``facts`` say how it speculated."""
     stats = choice.speculation
     return {
         "text": choice.text,
@@ -105,7 +156,7 @@ def result(choice: Choice, prompt_tokens: int, names: dict[str, str], seconds: P
             "completion_tokens": len(choice.token_ids),
             "total_tokens": prompt_tokens + len(choice.token_ids),
         },
-        "speculation": names | speculation_counts(stats) | _prediction(stats, seconds),
+        "speculation": facts | speculation_counts(stats) | _prediction(stats, seconds),
         "timing": {
             "prefill_s": seconds.prefill,
             "decode_s": seconds.decode,

@@ -12,7 +12,7 @@ import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import torch
 
@@ -293,6 +293,8 @@ def check_options(config: Any) -> None:
 
 
 _REGISTRY: dict[str, type[DrafterConfig]] = {}
+MODELS_FLAG: Final = "speculative-draft-model-path"
+"""The flag that names draft models and heads, whichever method reads them."""
 
 
 def register(config: type[DrafterConfig]) -> type[DrafterConfig]:
@@ -339,6 +341,13 @@ def automatic_config(draft_models: Sequence[str]) -> DrafterConfig:
     found = [config_class(name) for name in methods()]
     offers = [(config.automatic_rank, config.automatic(draft_models)) for config in found]
     return max(((rank, offer) for rank, offer in offers if offer is not None), key=lambda pair: pair[0])[1]
+
+
+def named_models(config: DrafterConfig) -> tuple[str, ...]:
+    """Draft models and trained heads that a config names."""
+    fields = dataclasses.fields(config)  # type: ignore[arg-type]
+    values = [getattr(config, item.name) for item in fields if item.metadata.get("flag") == MODELS_FLAG]
+    return tuple(name for value in values for name in (value if isinstance(value, tuple) else (value,)) if name)
 
 
 def make_config(name: str, options: Mapping[str, Any]) -> DrafterConfig:

@@ -271,7 +271,7 @@ class Training:
         return options | {"recipe": self._recipe.method, "workers": self._workers.count, "head's shapes": shapes}
 
     def _resume(self) -> None:
-        state = load_state(self._folder / STATE, self._identity())
+        state = load_state(self._folder / STATE, self._identity(), _defaults(self._settings, self._recipe))
         if state is not None:
             self._head.load_state_dict(state["head"])
             self._optimiser.load_state_dict(state["optimiser"])
@@ -340,3 +340,8 @@ def _repeatable(device: torch.device) -> None:
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def _defaults(*options: Any) -> dict[str, object]:
+    """What the options of some dataclasses stand for where they are not given."""
+    return {item.name: item.default for each in options for item in dataclasses.fields(each)}

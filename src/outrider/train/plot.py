@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from outrider.bench.svg import Drawing, Scale, nice_end
+from outrider.bench.svg import Drawing, LogScale, Scale, nice_end
 from outrider.train.curve import Fit
 
 _WIDTH: Final = 720
@@ -24,28 +22,6 @@ svg { font: 12px system-ui, sans-serif; background: #fcfcfb; }
 .f1 { fill: #2a78d6; } .s1 { stroke: #2a78d6; stroke-width: 2; fill: none; }
 .s2 { stroke: #c65a11; stroke-width: 1.5; fill: none; } .s0 { stroke: #8a8984; stroke-dasharray: 4 3; fill: none; }
 </style>"""
-
-
-@dataclass(frozen=True)
-class LogScale:
-    """Numbers to places on an axis of powers of ten."""
-
-    least: float
-    most: float
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        """The place of a number."""
-        share = math.log(max(value, self.least) / self.least) / math.log(self.most / self.least)
-        return self.start + (self.end - self.start) * share
-
-    @property
-    def ticks(self) -> list[float]:
-        """1, 2 and 5 × powers of ten along the axis."""
-        powers = range(math.floor(math.log10(self.least)), math.ceil(math.log10(self.most)) + 1)
-        marks = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
-        return [mark for mark in marks if self.least <= mark <= self.most]
 
 
 def picture(
@@ -65,8 +41,7 @@ def picture(
         _loss_panel(drawing, losses)
     if judged:
         _length_panel(drawing, judged, law)
-    svg = drawing.render().replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    return svg.replace(">", ">" + _STYLE, 1) + "\n"
+    return drawing.file(_STYLE)
 
 
 def _loss_panel(drawing: Drawing, losses: Sequence[tuple[int, float]]) -> None:

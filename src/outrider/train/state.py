@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import torch
@@ -47,12 +48,15 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
     write_whole(path, lambda file: torch.save(dict(state), file))
 
 
-def load_state(path: Path, identity: Mapping[str, object]) -> dict[str, Any] | None:
+def load_state(
+    path: Path, identity: Mapping[str, object], defaults: Mapping[str, object] = MappingProxyType({})
+) -> dict[str, Any] | None:
     """Read a state back, or None where there is none.
 
     Args:
         path: the file.
         identity: options that must be those it was written under.
+        defaults: what options stood for that a state does not name, which is older than they are.
 
     Raises:
         TrainingError: the file is damaged, or was written under other options; the first that differs is named.
@@ -61,7 +65,7 @@ def load_state(path: Path, identity: Mapping[str, object]) -> dict[str, Any] | N
         return None
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        before = state["identity"]
+        before = {name: value for name, value in defaults.items() if name in identity} | state["identity"]
     except Exception as error:
         raise TrainingError(f"{path} is damaged ({error}); remove it to begin anew") from error
     for name in sorted(before.keys() | identity.keys()):

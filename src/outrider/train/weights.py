@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
 import torch
+
+from outrider.errors import ConfigError
 
 
 def geometric(depths: int, ratio: float) -> torch.Tensor:
@@ -15,18 +22,72 @@ def exponential(depths: int, scale: float) -> torch.Tensor:
     return torch.exp(-torch.arange(depths, dtype=torch.float32) / scale)
 
 
-def d_pace(q: torch.Tensor, alpha: float) -> torch.Tensor:
+def d_pace(q: torch.Tensor, alpha: float, counted: torch.Tensor | None = None) -> torch.Tensor:
     """D-PACE: weigh each position by what the accepted length would gain from it, as the draft now stands.
 
-    With the smoothed confidence c_i = (1 − α)·q_i + α the expected accepted length is L = Σ_j Π_{i ≤ j} c_i; the
-    weight of position k is ∂L ÷ ∂ log c_k = Σ_{j ≥ k} Π_{i ≤ j} c_i.
+    Source: "D-PACE: dynamic position-aware cross-entropy for parallel speculative drafting", 2026 (arXiv 2605.18810,
+    equations 7 and 8).  With the smoothed confidence c_i = (1 − α)·q_i + α the expected accepted length is
+    L = Σ_j Π_{i ≤ j} c_i; the weight of position k is ∂L ÷ ∂ log c_k = Σ_{j ≥ k} Π_{i ≤ j} c_i.
 
     Args:
         q: [..., depths], the draft's probability of each position's true token; no gradient flows through it.
         alpha: smoothing, from 0 (weights as the draft deserves) to 1 (weights depths, depths − 1 … 1).
+        counted: bool [..., depths], positions that there are, the first ones; beyond a text's end nothing is gained.
+            None is all.
 
     Returns:
         [..., depths].
     """
     survival = torch.cumprod((1.0 - alpha) * q.detach() + alpha, -1)
+    if counted is not None:
+        survival = survival * counted
     return survival.flip(-1).cumsum(-1).flip(-1)
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """A way to weigh positions that a recipe can be told to use."""
+
+    number: str
+    """The recipe's option that is its number."""
+    reads_draft: bool
+    """Whether weights depend on what the draft now says, so that every text and start has its own."""
+    weigh: Callable[[torch.Tensor, float, torch.Tensor], torch.Tensor]
+    """(q [..., depths], number, counted [..., depths]) → the weights [depths], or [..., depths] if it reads q."""
+
+
+WEIGHTINGS: Final = {
+    "geometric": Weighting("decay", False, lambda q, ratio, counted: geometric(q.shape[-1], ratio)),
+    "exponential": Weighting("scale", False, lambda q, scale, counted: exponential(q.shape[-1], scale)),
+    "d_pace": Weighting("smoothing", True, d_pace),
+}
+"""Every weighting, by the name that ``--weights`` takes."""
+NAMES: Final = ", ".join(WEIGHTINGS)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A weighting with its number."""
+
+    weighting: Weighting
+    number: float
+
+    @classmethod
+    def of(cls, recipe: Any) -> Weights:
+        """The weighting that a recipe's option ``weights`` names, with the number the recipe has for it.
+
+        Raises:
+            ConfigError: there is no such weighting, or the recipe has a number for another one.
+        """
+        if recipe.weights not in WEIGHTINGS:
+            raise ConfigError(f"{recipe.method}: there is no weighting {recipe.weights!r}; there are: {NAMES}")
+        weighting = WEIGHTINGS[recipe.weights]
+        others = {each.number for each in WEIGHTINGS.values()} - {weighting.number}
+        for item in dataclasses.fields(recipe):
+            if item.name in others and getattr(recipe, item.name) != item.default:
+                raise ConfigError(f"{recipe.method}: {item.name} is not read where the weights are {recipe.weights}")
+        return cls(weighting, getattr(recipe, weighting.number))
+
+    def __call__(self, q: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+        """The weights; see :attr:`Weighting.weigh`."""
+        return self.weighting.weigh(q, self.number, counted)

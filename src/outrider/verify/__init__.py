@@ -1,6 +1,6 @@
 """Acceptance rules, one per file; importing this package registers them all."""
 
-from outrider.verify import block, coupled, multi_step, point_mass, recursive, rejection, traversal
+from outrider.verify import block, coupled, multi_step, point_mass, recursive, rejection, traversal, typical
 from outrider.verify.base import (
     Dice,
     Draws,
@@ -11,6 +11,8 @@ from outrider.verify.base import (
     check_exact,
     make_verifier,
     registered,
+    repeats_plain_text,
+    rule_label,
 )
 
 __all__ = [
@@ -29,5 +31,8 @@ __all__ = [
     "recursive",
     "registered",
     "rejection",
+    "repeats_plain_text",
+    "rule_label",
     "traversal",
+    "typical",
 ]

@@ -23,8 +23,8 @@ class Draws(enum.Enum):
     WITHOUT_REPLACEMENT = "samples without replacement"
 
     @property
-    def repeats_plain_text(self) -> bool:
-        """Whether the rule judges a draft by the target's own token, so that its text is plain decoding's very text."""
+    def target_alone(self) -> bool:
+        """Whether an exact rule with such draws judges them by the target's own token."""
         return self in (Draws.PERTURBED, Draws.ARGMAX)
 
 
@@ -156,6 +156,7 @@ class Verifier(Protocol):
 
     name: ClassVar[str]
     lossless: ClassVar[bool]
+    """Whether the output keeps the target's law; a rule without is exact for nothing, and takes any drafts."""
     draws: ClassVar[Draws]
     """How drafters that have a distribution must draw from it."""
     trees: ClassVar[bool]
@@ -182,6 +183,16 @@ def register(rule: type[Verifier]) -> type[Verifier]:
 def registered() -> dict[str, type[Verifier]]:
     """Every rule by name."""
     return dict(sorted(_REGISTRY.items()))
+
+
+def repeats_plain_text(verifier: Verifier) -> bool:
+    """Whether a rule's text is plain decoding's very text under the same seed, and not only of its law."""
+    return verifier.lossless and verifier.draws.target_alone
+
+
+def rule_label(name: str, *, lossless: bool) -> str:
+    """A rule's name for people; one that changes the output says so."""
+    return name if lossless else f"{name} (lossy: not the target's text)"
 
 
 def make_verifier(name: str) -> Verifier:
@@ -216,7 +227,7 @@ class Demands(Protocol):
 
 
 def check_exact(verifier: Verifier, method: str, needs: Demands) -> None:
-    """Refuse a rule for drafts it is not exact for.
+    """Refuse a rule for drafts it is not exact for; one that is not lossless has no exactness to lose.
 
     Args:
         verifier: the rule.
@@ -226,6 +237,8 @@ def check_exact(verifier: Verifier, method: str, needs: Demands) -> None:
     Raises:
         ConfigError: naming the rule, the method and what the rule lacks.
     """
+    if not verifier.lossless:
+        return
     lacking = (
         (needs.branching and not verifier.trees, "trees that branch"),
         (needs.merged and not verifier.merged, "trees merged from several drafters"),
@@ -242,5 +255,5 @@ def check_exact(verifier: Verifier, method: str, needs: Demands) -> None:
 def _exact_rules(needs: Demands) -> Iterable[str]:
     for name, rule in registered().items():
         exact = ((rule.trees, needs.branching), (rule.merged, needs.merged), (rule.deterministic, needs.deterministic))
-        if all(can or not must for can, must in exact):
+        if rule.lossless and all(can or not must for can, must in exact):
             yield name

@@ -20,9 +20,10 @@ from outrider.train.batches import Batch, shifted
 from outrider.train.objectives.base import Objective, make_objective
 from outrider.train.recipes._blocks import choose_starts, corrected, draft_blocks
 from outrider.train.recipes._head_shape import block_shape
+from outrider.train.recipes._weighted import WeightedLoss
 from outrider.train.recipes.base import Acceptance, LossReport, best_tokens, chain_acceptance, register, starts
 from outrider.train.vocabulary import places
-from outrider.train.weights import exponential
+from outrider.train.weights import NAMES, Weights
 
 if TYPE_CHECKING:
     from outrider.target.base import TargetModel
@@ -43,7 +44,10 @@ class DSparkRecipe:
     anchors: int = option(24, "Blocks drafted per text and step.", low=1, high=512)
     correction: str = option("markov", "Correction by the token before: independent, markov, gated or rnn.")
     rank: int = option(64, "Rank of the correction.", low=1, high=4096)
+    weights: str = option("exponential", f"How much each drafted token counts: {NAMES}.")
     scale: float = option(4.0, "Slots after which a slot's weight has fallen to 1/e.", low=0.1, high=1000.0)
+    decay: float = option(0.8, "Geometric weight of each slot over that of the slot before it.", low=0.0, high=1.0)
+    smoothing: float = option(0.5, "How far D-PACE's weights keep from the draft's own chances.", low=0.0, high=1.0)
     inner: int = option(0, "Width of the feed-forward parts; 0 is about 2.7 times the target's.", low=0)
     mask_id: int = option(0, "Token whose embedding stands in the slots to be drafted.", low=0)
     objective: str = option("0.1*cross_entropy+1.8*tv", "Objective; the paper's is 0.1 CE + 0.9 L1, and L1 is 2 TV.")
@@ -52,6 +56,7 @@ class DSparkRecipe:
         """Refuse values out of bounds."""
         check_options(self)
         make_objective(self.objective)
+        Weights.of(self)
 
     @cached_property
     def _objective(self) -> Objective:
@@ -89,13 +94,13 @@ class DSparkRecipe:
         """See :class:`outrider.train.recipes.base.Recipe`."""
         drafted = draft_blocks(head, batch, teacher, *choose_starts(batch, self.anchors))
         logits = corrected(head, drafted)
-        counted, shares = starts(batch, head.config.drafts), exponential(head.config.drafts, self.scale).tolist()
         texts = torch.arange(len(drafted.rows), device=batch.tokens.device).unsqueeze(1)
-        parts, total, weight = {}, batch.final.new_zeros(()), 0.0
-        for slot, share in enumerate(shares):
+        counted = starts(batch, head.config.drafts)[:, texts, drafted.rows] & drafted.real
+        found = WeightedLoss(Weights.of(self), counted, batch.final)
+        for slot in range(head.config.drafts):
             x, known = places(head.ids, batch.following(slot + 2)[texts, drafted.rows])
-            kept = drafted.real & counted[slot][texts, drafted.rows] & known
-            if not (count := int(kept.sum())):
+            kept = counted[slot] & known
+            if not kept.any():
                 continue
             where, rows = texts.expand_as(kept)[kept], drafted.rows[kept]
             p = torch.softmax(teacher.logits(batch.final[where, rows + 1 + slot], head.ids), -1)
@@ -104,10 +109,8 @@ class DSparkRecipe:
             if head.config.confidence:
                 guess = head.confidence(drafted.previous[:, :, slot][kept], drafted.slots.hidden[:, :, slot][kept])
                 losses = losses + binary_cross_entropy_with_logits(guess, _accepted(z, p), reduction="none")
-            parts[f"loss_{slot + 1}"] = losses.detach().mean()
-            total = total + share * losses.sum()
-            weight += share * count
-        return LossReport(total / max(weight, 1e-9), weight, parts)
+            found.add(slot, kept, losses, z, x[kept])
+        return found.report()
 
     @torch.no_grad()
     def acceptance(self, head: DSparkHead, batch: Batch, teacher: Teacher) -> Acceptance:

@@ -14,9 +14,10 @@ from outrider.train.batches import Batch
 from outrider.train.objectives.base import Objective, make_objective
 from outrider.train.recipes._head_shape import block_shape
 from outrider.train.recipes._unroll import unroll, unrolled_acceptance
+from outrider.train.recipes._weighted import WeightedLoss
 from outrider.train.recipes.base import Acceptance, LossReport, register, starts
 from outrider.train.vocabulary import places
-from outrider.train.weights import geometric
+from outrider.train.weights import NAMES, Weights
 
 if TYPE_CHECKING:
     from outrider.target.base import TargetModel
@@ -31,7 +32,10 @@ class Eagle3Recipe:
     method: ClassVar[str] = "eagle3"
 
     steps: int = option(5, "Unrolled drafting steps.", low=1, high=16)
+    weights: str = option("geometric", f"How much each drafted token counts: {NAMES}.")
     decay: float = option(0.8, "Weight of each step's loss over that of the step before it.", low=0.0, high=1.0)
+    scale: float = option(4.0, "Steps after which an exponential weight has fallen to 1/e.", low=0.1, high=1000.0)
+    smoothing: float = option(0.5, "How far D-PACE's weights keep from the draft's own chances.", low=0.0, high=1.0)
     inner: int = option(0, "Width of the head's feed-forward part; 0 is about 2.7 times the target's.", low=0)
     objective: str = option("kl", "Objective, or a sum such as 0.1*cross_entropy+1.8*tv.")
 
@@ -39,6 +43,7 @@ class Eagle3Recipe:
         """Refuse values out of bounds."""
         check_options(self)
         make_objective(self.objective)
+        Weights.of(self)
 
     @cached_property
     def _objective(self) -> Objective:
@@ -61,8 +66,8 @@ class Eagle3Recipe:
 
     def loss(self, head: Eagle3Head, batch: Batch, teacher: Teacher) -> LossReport:
         """See :class:`outrider.train.recipes.base.Recipe`."""
-        counted, shares = starts(batch, self.steps), geometric(self.steps, self.decay).tolist()
-        parts, total, weight = {}, batch.final.new_zeros(()), 0.0
+        counted = starts(batch, self.steps)
+        found = WeightedLoss(Weights.of(self), counted, batch.final)
         for depth, answers in enumerate(unroll(head, batch, teacher, self.steps)):
             texts, rows = counted[depth].nonzero(as_tuple=True)
             x, known = places(head.ids, batch.following(depth + 2)[texts, rows])
@@ -70,11 +75,9 @@ class Eagle3Recipe:
             if not len(rows):
                 break
             p = torch.softmax(teacher.logits(batch.final[texts, rows + 1 + depth], head.ids), -1)
-            losses = self._objective(head.logits(answers[texts, rows], teacher.logits), p, x)
-            parts[f"loss_{depth + 1}"] = losses.detach().mean()
-            total = total + shares[depth] * losses.sum()
-            weight += shares[depth] * len(rows)
-        return LossReport(total / max(weight, 1e-9), weight, parts)
+            z = head.logits(answers[texts, rows], teacher.logits)
+            found.add(depth, (texts, rows), self._objective(z, p, x), z, x)
+        return found.report()
 
     def acceptance(self, head: Eagle3Head, batch: Batch, teacher: Teacher) -> Acceptance:
         """See :class:`outrider.train.recipes.base.Recipe`."""

@@ -1,0 +1,1 @@
+"""What makes a drafter fast: its quality as a language model, its acceptance, its latency; measured, then ranked."""

@@ -1,0 +1,115 @@
+"""A study: a bench, each drafter's quality as a language model beside it, and what the speedups go with.
+
+Source of the question: Yan, Agarwal, Venkataraman, "Decoding speculative decoding", 2024 (arXiv 2402.01528): over 350
+experiments the draft's latency decided the speedup, and its quality as a language model said little of it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from outrider.bench.report import ALL
+from outrider.bench.runner import Arm, Sample
+from outrider.bench.session import Measured, Request, measure
+from outrider.study.quality import Quality, no_quality, quality
+from outrider.study.ranks import chance, kendall, spearman
+
+MEASURES: Final = {
+    "perplexity": "perplexity of the target's answers under the drafter",
+    "acceptance_rate": "α, acceptance rate",
+    "mean_accepted_length": "τ, tokens per round",
+    "draft_ms_per_token": "draft latency, ms per drafted token",
+    "draft_ms_per_round": "draft latency, ms per round",
+}
+"""What the speedup is correlated with: a drafter's figure, and what it is called."""
+
+MEANINGS: Final = {
+    "perplexity": "exp of the mean negative log-likelihood of the target's own plain answers under the drafter, asked "
+    "at temperature 1 for one token after each of the answer's; only tokens it gives a probability are judged",
+    "draft_ms_per_token": "milliseconds of drafting per drafted token, the reading of the prompt left out",
+    "median_speedup": "the median over prompts of the speedup on each",
+    "p": "how often a random order would correlate as strongly, either way",
+}
+
+
+def study(request: Request, begin: Callable[[int], None], advance: Callable[[], None]) -> dict[str, Any]:
+    """Run a bench and judge its drafters.
+
+    Args:
+        request: what to measure, under one setting.
+        begin: called with the number of steps before the first.
+        advance: called after each step.
+
+    Returns:
+        The bench's result with the drafters' figures and the correlations, ready for JSON.
+    """
+    drafters = [arm for arm in request.arms if not arm.plain]
+    judged = sum(no_quality(arm.config) is None for arm in drafters)
+    found = measure(request, lambda runs: begin(runs + judged * runs // len(request.arms)), advance)
+    answers = [sample for sample in found.samples if sample.arm.plain]
+    qualities = {arm.name: quality(found.models, arm.config, answers, advance) for arm in drafters}
+    rows = [_row(found, arm, qualities[arm.name]) for arm in drafters]
+    told = {"drafters": rows, "correlations": correlations(rows), "meanings": MEANINGS}
+    return found.result | {"study": told}
+
+
+def _row(found: Measured, arm: Arm, judged: Quality) -> dict[str, Any]:
+    """One drafter's figures."""
+    entries = found.result["results"]
+    entry = next(each for each in entries if each["algorithm"] == arm.name and each["category"] == ALL)
+    seconds, drafted = entry["per_round"]["draft_s"] * entry["rounds"], entry["drafted"]
+    kept = ("speedup", "speedup_interval", "end_to_end_speedup", "mean_accepted_length", "rounds", "drafted")
+    return {
+        "name": arm.name,
+        "method": arm.config.method,
+        "verifier": arm.verifier.name,
+        "lossless": arm.verifier.lossless,
+        "quality": judged.to_json(),
+        "perplexity": judged.perplexity,
+        "acceptance_rate": entry["acceptance_rate"] if entry["tested"] else None,
+        "draft_ms_per_token": 1000 * seconds / drafted if drafted else None,
+        "draft_ms_per_round": 1000 * entry["per_round"]["draft_s"],
+        "median_speedup": _median_speedup(arm, found.samples),
+    } | {key: entry[key] for key in kept}
+
+
+def _median_speedup(arm: Arm, samples: Sequence[Sample]) -> float | None:
+    """The median over prompts of how much faster an arm decoded each than plain decoding did."""
+    ids = dict.fromkeys(sample.prompt.row.id for sample in samples)
+    ratios = [
+        _rate([sample for sample in samples if sample.prompt.row.id == row and sample.arm.name == arm.name])
+        / _rate([sample for sample in samples if sample.prompt.row.id == row and sample.arm.plain])
+        for row in ids
+        if all(sample.stats.emitted and sample.decode > 0 for sample in samples if sample.prompt.row.id == row)
+    ]
+    return statistics.median(ratios) if ratios else None
+
+
+def _rate(samples: Sequence[Sample]) -> float:
+    return sum(sample.stats.emitted for sample in samples) / sum(sample.decode for sample in samples)
+
+
+def correlations(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How the speedup goes with each measure, over the drafters that have it.
+
+    Args:
+        rows: drafters, each with a speedup and the figures of :data:`MEASURES` or None.
+    """
+    found = []
+    for measured, title in MEASURES.items():
+        have = [row for row in rows if row[measured] is not None and row["speedup"] is not None]
+        x, y = ([float(row[key]) for row in have] for key in (measured, "speedup"))
+        found.append(
+            {
+                "measure": measured,
+                "title": title,
+                "n": len(have),
+                "spearman": spearman(x, y),
+                "spearman_p": chance(spearman, x, y),
+                "kendall": kendall(x, y),
+                "kendall_p": chance(kendall, x, y),
+            }
+        )
+    return found

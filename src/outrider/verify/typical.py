@@ -1,0 +1,79 @@
+"""Typical acceptance: a lossy rule, for comparisons with what others publish; the text is not the target's.
+
+It is registered like any other rule and says so in its ``lossless`` flag: nothing chooses it but its own name, and an
+audit refuses it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Final
+
+import torch
+
+from outrider.tree import TokenTree
+from outrider.verify.base import Answers, Draws, Rows, Verdict, register
+
+EPSILON: Final = 0.09
+"""ε: no token that is at least so probable is ever refused."""
+DELTA: Final = math.sqrt(EPSILON)
+"""δ: what multiplies exp(−H), as the paper ties it to ε."""
+
+
+def threshold(p: torch.Tensor) -> float:
+    """``min(ε, δ·exp(−H(p)))``: the more open the target is, the less a draft need be probable.
+
+    Args:
+        p: float64 [vocabulary].
+    """
+    entropy = -float(torch.xlogy(p, p).sum())
+    return min(EPSILON, DELTA * math.exp(-entropy))
+
+
+def typical_path(tree: TokenTree, p: Answers[torch.Tensor]) -> list[int]:
+    """The longest path of a tree whose every token has more than the threshold; of equally long ones the likeliest.
+
+    Args:
+        tree: the drafted tree.
+        p: the target's distribution after each node.
+    """
+    best: tuple[int, float, list[int]] = (0, 0.0, [])
+    open_paths: list[tuple[int, float, list[int]]] = [best]
+    while open_paths:
+        depth, likelihood, path = open_paths.pop()
+        node = path[-1] if path else 0
+        if not tree.children[node]:
+            continue
+        P = p[node]
+        least = threshold(P)
+        for child in tree.children[node]:
+            x = float(P[tree.tokens[child]])
+            if x > least:
+                longer = (depth + 1, likelihood + math.log(x), [*path, child])
+                best = max(best, longer, key=lambda found: found[:2])
+                open_paths.append(longer)
+    return best[2]
+
+
+@register
+class Typical:
+    """Accepts a draft that the target finds typical, ``p(x) > min(ε, δ·exp(−H(p)))``; **the output has another law**.
+
+    The longest accepted path is kept, and the token after it is the target's most probable, as the paper's first token
+    of every round is.  At temperature 0 the target's distribution is one token, so the text is then plain decoding's.
+
+    Source: Cai et al., "Medusa: simple LLM inference acceleration framework with multiple decoding heads", 2024
+    (arXiv 2401.10774, §2.3.1), with the code's ε = 0.09 and δ = √ε.
+    """
+
+    name: ClassVar[str] = "typical"
+    lossless: ClassVar[bool] = False
+    draws: ClassVar[Draws] = Draws.ARGMAX
+    trees: ClassVar[bool] = False
+    merged: ClassVar[bool] = False
+    deterministic: ClassVar[bool] = False
+
+    def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
+        """See :class:`outrider.verify.base.Verifier`."""
+        path = typical_path(tree, rows.probabilities)
+        return Verdict.of(tree, path, int(rows.probabilities[path[-1] if path else 0].argmax()))
