@@ -14,6 +14,7 @@ from outrider.drafters._trained import head_config
 from outrider.drafters.base import (
     DraftContext,
     Drafter,
+    DrafterConfig,
     Needs,
     Outcome,
     Workbench,
@@ -84,8 +85,8 @@ class LookupModel:
         return Suffix(num_draft_tokens=self.num_draft_tokens, min_match=self.min_match)
 
     @cached_property
-    def _then(self) -> Any:
-        then = head_config(self.model) or DraftModel(model=self.model)
+    def _then(self) -> DrafterConfig:
+        then: Any = head_config(self.model) or DraftModel(model=self.model)
         wishes = {"num_steps": self.num_steps, "topk": self.topk}
         own = {item.name for item in fields(then)}
         if self.topk > 1 and "topk" not in own:
