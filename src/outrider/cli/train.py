@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,8 +135,7 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     from outrider.llm import LLM
     from outrider.target.loading import find
     from outrider.train.bought import bought
-    from outrider.train.report import SUMMARY
-    from outrider.train.run import TRAINING, Source, gather
+    from outrider.train.run import Source, gather
     from outrider.train.run import train as run
 
     recipe: Recipe = flags.of(recipe_class(method).method)
@@ -148,13 +146,8 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     llm = LLM(model, speculation="none", backend=backend)
     name = find(model)[1]
     gather(llm, source, name, console)
-    run(llm, recipe, source, output_folder, target_name=name, data=sizes, settings=settings, console=console)
-    comparison = bought(llm, recipe.method, output_folder, source.folder, console)
+    trained = run(llm, recipe, source, output_folder, target_name=name, data=sizes, settings=settings, console=console)
+    comparison = bought(llm, recipe.product.arms(recipe.method, output_folder), source.folder, console)
     if as_json:
-        output.write_json(
-            {
-                "training": json.loads((output_folder / TRAINING / SUMMARY).read_text(encoding="utf-8")),
-                "bought": comparison,
-            }
-        )
+        output.write_json({"training": trained.findings.summary(), "bought": comparison})
     return 0

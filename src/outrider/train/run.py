@@ -8,18 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+import torch
 from rich.console import Console
 
 from outrider.drafters.base import check_options, option
 from outrider.errors import ConfigError
-from outrider.heads.checkpoint import HeadCheckpoint, TargetFacts, write_head
+from outrider.heads.checkpoint import TargetFacts
 from outrider.llm import LLM
 from outrider.target.base import TargetModel
-from outrider.train.batches import Batches, Shape, held_out_batches
+from outrider.train.batches import Batch, Batches, Shape, held_out_batches
 from outrider.train.buffer import FeatureBuffer
 from outrider.train.capture import capture, captured_layers
 from outrider.train.example import Example
 from outrider.train.loop import Task, Trained, Training
+from outrider.train.products import UNTRAINED
 from outrider.train.prompts import Prompt, read_prompts, write_prompts
 from outrider.train.recipes.base import Recipe
 from outrider.train.regenerate import AnswerConfig, read_answers, regenerate
@@ -146,33 +148,58 @@ def train(
     """
     chosen, target = data or DataConfig(), llm.engine.target
     console = console or Console(quiet=True)
-    texts = Texts.of(source.folder, chosen)
-    ends = sorted(llm.tokenizer.eos_ids) if llm.tokenizer else []
-    vocabulary = texts.vocabulary(chosen.vocabulary, target, ends)
-    if vocabulary is not None:
-        console.print(str(vocabulary))
-    layers = recipe.layers_read(target)
-    captured = [_captured(target, source.folder, kind, layers, chosen, console) for kind in texts_by_kind(texts)]
-    shape = Shape(captured_layers(target, layers), rows=chosen.rows, max_length=chosen.max_length)
+    data_used = _Data.of(llm, recipe, source, chosen, console)
     wishes = settings or Settings()
-    head = recipe.head(target, None if vocabulary is None else vocabulary.ids, wishes.seed)
-    stream = Batches(Pieces(captured[0]), shape, seed=wishes.seed)
-    task = Task(recipe, head, Matrices.of(target), stream, held_out_batches(captured[1], shape))
-    trained = Training(task, wishes, output / TRAINING, console=console).run()
-    facts: dict[str, Any] = {
+    told: dict[str, Any] = {
         "method": recipe.method,
         "recipe": dataclasses.asdict(recipe),  # type: ignore[call-overload]
         "settings": dataclasses.asdict(wishes),
         "data": dataclasses.asdict(chosen),
     }
-    kind = type(trained.head).__module__.rpartition(".")[2]
-    write_head(
-        output,
-        HeadCheckpoint(
-            kind, trained.head.config, TargetFacts.of(target, target_name), trained.head.state_dict(), facts
-        ),
-    )
-    return trained
+    facts, product = TargetFacts.of(target, target_name), recipe.product
+    done: list[Trained] = []
+    while (stage := recipe.after([one.head for one in done])) is not None:
+        head = stage.head(target, data_used.vocabulary, wishes.seed)
+        if product.shows_untrained and not done:
+            product.write(output / UNTRAINED, head, facts, {})
+        folder = product.place(output, len(done))
+        task = Task(stage, head, data_used.teacher, data_used.stream(wishes.seed), data_used.held_out)
+        done.append(Training(task, wishes, folder / TRAINING, console=console).run())
+        product.write(folder, done[-1].head, facts, told)
+    return done[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Data:
+    """Captured texts, ready to train on."""
+
+    vocabulary: torch.Tensor | None
+    """See :meth:`outrider.train.recipes.base.Recipe.head`."""
+    teacher: Matrices
+    train: FeatureBuffer
+    shape: Shape
+    held_out: list[Batch]
+
+    @classmethod
+    def of(cls, llm: LLM, recipe: Recipe, source: Source, config: DataConfig, console: Console) -> _Data:
+        """Read texts, and capture the rows of them that a recipe asks for."""
+        target = llm.engine.target
+        texts = Texts.of(source.folder, config)
+        ends = sorted(llm.tokenizer.eos_ids) if llm.tokenizer else []
+        vocabulary = texts.vocabulary(config.vocabulary, target, ends)
+        if vocabulary is not None:
+            console.print(str(vocabulary))
+        layers = recipe.layers_read(target)
+        train, held_out = (
+            _captured(target, source.folder, kind, layers, config, console) for kind in texts_by_kind(texts)
+        )
+        shape = Shape(captured_layers(target, layers), rows=config.rows, max_length=config.max_length)
+        ids = None if vocabulary is None else vocabulary.ids
+        return cls(ids, Matrices.of(target), train, shape, held_out_batches(held_out, shape))
+
+    def stream(self, seed: int) -> Batches:
+        """Batches without end."""
+        return Batches(Pieces(self.train), self.shape, seed=seed)
 
 
 def texts_by_kind(texts: Texts) -> list[tuple[str, list[Example]]]:

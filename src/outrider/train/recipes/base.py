@@ -17,6 +17,7 @@ import torch
 
 from outrider.errors import ConfigError
 from outrider.train.batches import Batch, shifted
+from outrider.train.products import HeadProduct, Product
 
 if TYPE_CHECKING:
     from outrider.target.base import TargetModel
@@ -68,6 +69,8 @@ class Recipe(Protocol):
 
     method: ClassVar[str]
     """The method whose drafter runs the head: the name of the recipe's file."""
+    product: ClassVar[Product]
+    """What is written of a trained head; a recipe that names none writes it as a head."""
 
     def layers_read(self, target: TargetModel) -> tuple[int, ...]:
         """Target layers whose rows must be captured; ``target.layers`` (the final rows) is always captured too."""
@@ -98,6 +101,16 @@ class Recipe(Protocol):
         """
         ...
 
+    def after(self, trained: Sequence[Any]) -> Recipe | None:
+        """The recipe of the next head of several that are trained one after another, or None when all are.
+
+        A recipe without it trains one head.
+
+        Args:
+            trained: the heads so far.
+        """
+        ...
+
 
 R = TypeVar("R", bound=type[Any])
 _REGISTRY: dict[str, type[Recipe]] = {}
@@ -109,14 +122,21 @@ def register(recipe: R) -> R:
     lacking = [name for name in wanted if not hasattr(recipe, name)]
     if lacking:
         raise TypeError(f"recipe {recipe.__name__} lacks {', '.join(lacking)}")
-    if not hasattr(recipe, "calibrate"):
-        recipe.calibrate = _nothing_to_set
+    defaults = {"calibrate": _nothing_to_set, "after": _one_alone, "product": HeadProduct()}
+    for name, default in defaults.items():
+        if not hasattr(recipe, name):
+            setattr(recipe, name, default)
     _REGISTRY[recipe.method] = recipe
     return recipe
 
 
 def _nothing_to_set(recipe: Recipe, head: Any, batches: Sequence[Batch], teacher: Teacher) -> None:
     """See :meth:`Recipe.calibrate`."""
+
+
+def _one_alone(recipe: Recipe, trained: Sequence[Any]) -> Recipe | None:
+    """See :meth:`Recipe.after`."""
+    return None if trained else recipe
 
 
 def trainable() -> list[str]:
