@@ -149,5 +149,6 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     trained = run(llm, recipe, source, output_folder, target_name=name, data=sizes, settings=settings, console=console)
     comparison = bought(llm, recipe.product.arms(recipe.method, output_folder), source.folder, console)
     if as_json:
-        output.write_json({"training": trained.findings.summary(), "bought": comparison})
+        apart = {name: {"length": one.accepted_length, "rates": one.rates} for name, one in trained.apart.items()}
+        output.write_json({"training": trained.findings.summary(), "apart": apart, "bought": comparison})
     return 0

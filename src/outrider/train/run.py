@@ -166,7 +166,10 @@ def train(
         task = Task(stage, head, data_used.teacher, data_used.stream(wishes.seed), data_used.held_out)
         done.append(Training(task, wishes, folder / TRAINING, console=console).run())
         product.write(folder, done[-1].head, facts, told)
-    return done[-1]
+    apart = recipe.apart([one.head for one in done], data_used.held_out, data_used.teacher)
+    for name, found in apart.items():
+        console.print(f"{name}: held-out {found}")
+    return done[-1]._replace(apart=apart)
 
 
 @dataclass(frozen=True, eq=False)

@@ -86,3 +86,12 @@ def chain_guesses(head: SmallDecoder, batch: Batch, teacher: Teacher, depths: in
     guesses = torch.full_like(batch.tokens, -1)
     guesses[batch.mask] = teacher.best(head(teacher.embed(batch.tokens))[batch.mask])
     return torch.stack([shifted(guesses, depth + 1) for depth in range(depths)])
+
+
+@torch.no_grad()
+def right(head: SmallDecoder, batch: Batch, teacher: Teacher) -> torch.Tensor:
+    """Whether the decoder's most probable next token is the target's, among the tokens of the loss: bool [B, T]."""
+    found = torch.zeros_like(batch.mask)
+    guessed = teacher.logits(head(teacher.embed(batch.tokens))[batch.mask], head.ids).argmax(-1)
+    found[batch.mask] = guessed == teacher.logits(batch.final[batch.mask], head.ids).argmax(-1)
+    return found
