@@ -288,3 +288,18 @@ def test_the_command_makes_a_model_that_drafts(
     capsys.readouterr()
     assert main(["export", str(output), "--to", "speculators", "--output", str(tmp_path / "out")]) == 2
     assert "draft is a whole model" in capsys.readouterr().err
+
+
+def test_a_wrong_layer_is_refused_before_any_answer_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "say 3 aloud"}) + "\n")
+    words = ["train", "draft_model", "--model", str(make_folder(tmp_path / "model"))]
+    words += ["--data", str(tmp_path / "prompts.jsonl"), "--output", str(tmp_path / "draft")]
+    for options, problem in (
+        (["--layers", "3"], "the target has 2 layers, so from 1 to 2 of them can be kept, not 3"),
+        (["--chosen-layers", "0,2"], "there is no layer 2 to keep: the target's are 0 to 1"),
+        (["--inner", "65", "--layers", "1"], "has 64 channels in a feed-forward part, and 65 were to be kept"),
+        (["--objective", "mse"], "there is no objective 'mse'"),
+    ):
+        assert main([*words, *options]) == 2
+        assert problem in capsys.readouterr().err
+    assert not (tmp_path / "draft").exists()

@@ -144,6 +144,7 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     console = output.screen()
     source = Source(data_folder or output_folder / "data", data, synthesise, flags.of("answers"))
     llm = LLM(model, speculation="none", backend=backend)
+    recipe.layers_read(llm.engine.target)  # so that what cannot be trained is refused before answers are made
     name = find(model)[1]
     gather(llm, source, name, console)
     trained = run(llm, recipe, source, output_folder, target_name=name, data=sizes, settings=settings, console=console)

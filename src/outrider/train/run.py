@@ -1,4 +1,4 @@
-"""The whole way from a target to a head: prompts, the target's answers, its hidden rows, training, what was bought."""
+"""The whole way from a target to a drafter: prompts, the answers, their hidden rows, training, and what was bought."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class DataConfig:
 
     method: ClassVar[str] = "data"
 
-    vocabulary: int = option(16384, "Tokens the head can draft; 0 is all of the target's.", low=0)
+    vocabulary: int = option(
+        16384, "Tokens a head can draft, or a draft model's loss looks at; 0 is all of the target's.", low=0
+    )
     buffer_gb: float = option(8.0, "Most gigabytes of hidden rows on disk.", low=0.01)
     rows: int = option(2048, "Positions of a batch.", low=1)
     max_length: int = option(512, "Longer texts are cut here.", low=2)

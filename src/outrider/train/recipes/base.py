@@ -77,7 +77,11 @@ class Recipe(Protocol):
     """What is written of a trained head; a recipe that names none writes it as a head."""
 
     def layers_read(self, target: TargetModel) -> tuple[int, ...]:
-        """Target layers whose rows must be captured; ``target.layers`` (the final rows) is always captured too."""
+        """Target layers whose rows must be captured; ``target.layers`` (the final rows) is always captured too.
+
+        Raises:
+            ConfigError: nothing of this method can be trained for the target.
+        """
         ...
 
     def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> torch.nn.Module:

@@ -24,6 +24,7 @@ from outrider.train.teacher import Teacher
 
 if TYPE_CHECKING:
     from outrider.target.base import TargetModel
+    from outrider.target.loading import ModelFiles
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class SmallDecoderOptions:
         return make_objective(self.objective)
 
     def layers_read(self, target: TargetModel) -> tuple[int, ...]:
-        """See :class:`outrider.train.recipes.base.Recipe`."""
+        """See :class:`outrider.train.recipes.base.Recipe`; no more than the teacher's."""
+        self._cut(target, source_of(target))
         return (target.layers,)
 
     def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> SmallDecoder:
@@ -58,9 +60,12 @@ class SmallDecoderOptions:
         The reduced vocabulary is that of the loss: a draft model speaks the target's whole one.
         """
         files = source_of(target)
+        return SmallDecoder(files, self._cut(target, files), vocabulary)
+
+    def _cut(self, target: TargetModel, files: ModelFiles) -> Cut:
         named = self.chosen_layers
         layers = numbered(named, target.layers) if named else evenly(self.layers, target.layers)
-        return SmallDecoder(files, checked(Cut(layers, self.inner), files), vocabulary)
+        return checked(Cut(layers, self.inner), files)
 
 
 @register
