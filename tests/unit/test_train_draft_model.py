@@ -25,6 +25,7 @@ from outrider.target.loading import open_model
 from outrider.train.batches import Batch, Batches, InMemory, Shape, held_out_batches
 from outrider.train.loop import Task, Training
 from outrider.train.objectives.base import make_objective
+from outrider.train.recipes._small_decoder import columns
 from outrider.train.recipes.base import Recipe, recipe_class
 from outrider.train.settings import Settings
 from outrider.train.smaller import Cut, SmallDecoder, evenly, narrowed, numbered, useful
@@ -91,7 +92,7 @@ def test_acceptance_is_that_of_chains_drafted_one_by_one(target: TinyTarget, tem
 def test_the_loss_is_the_mean_over_rows_of_answers(
     target: TinyTarget, objective: str, ids: torch.Tensor | None
 ) -> None:
-    made, some = recipe(layers=1, objective=objective), texts(3, temperature=1.0)
+    made, some = recipe(layers=1, objective=objective, others=0), texts(3, temperature=1.0)
     head, known = made.head(target, ids, 0), list(range(VOCABULARY)) if ids is None else ids.tolist()
     losses = []
     for text in some:
@@ -108,6 +109,44 @@ def test_the_loss_is_the_mean_over_rows_of_answers(
     assert report.loss.item() == pytest.approx(sum(losses) / len(losses), rel=1e-4)
     report.loss.backward()
     assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in head.parameters())
+
+
+def test_a_sample_of_all_other_tokens_is_the_whole_vocabulary(target: TinyTarget) -> None:
+    one = batch(temperature=1.0)
+    whole, all_others, half, none = (
+        recipe(layers=1, others=others).loss(recipe(layers=1).head(target, ids, 0), one, teacher()).loss.item()
+        for ids, others in ((None, 0), (SOME, VOCABULARY), (SOME, VOCABULARY // 4), (SOME, 0))
+    )
+    assert all_others == pytest.approx(whole, rel=1e-4)
+    assert half != pytest.approx(whole, rel=1e-3)
+    assert abs(half - whole) < abs(none - whole)
+
+
+def test_other_tokens_are_drawn_anew_for_each_batch() -> None:
+    one = batch()
+    found, again, other = (columns(SOME, dataclasses.replace(one, seed=seed), teacher(), 8) for seed in (1, 1, 2))
+    assert found.ids is not None and again.ids is not None and other.ids is not None
+    assert torch.equal(found.ids[: len(SOME)], SOME)
+    drawn = set(found.ids[len(SOME) :].tolist())
+    assert len(drawn) == 8 and not drawn & set(SOME.tolist())
+    assert torch.equal(found.ids, again.ids)
+    assert not torch.equal(found.ids, other.ids)
+    weights = torch.as_tensor(found.added).exp()
+    torch.testing.assert_close(weights, torch.tensor([1.0] * 32 + [4.0] * 8))
+    assert columns(None, one, teacher(), 8).ids is None
+
+
+def test_a_token_that_no_answer_has_does_not_rise_unseen(target: TinyTarget, tmp_path: Path) -> None:
+    """The loss knows a quarter of the tokens; drafting knows all, and is right more often where others were drawn."""
+    one, few = batch(), torch.arange(0, VOCABULARY, 4)
+    guessed = {}
+    for others in (0, 16):
+        made = recipe(layers=1, others=others)
+        stream = Batches(InMemory(texts(24)), SHAPE, seed=0)
+        start = Task(made, made.head(target, few, 0), teacher(), stream, held_out_batches(texts(24), SHAPE))
+        head = Training(start, settings(), tmp_path / str(others)).run().head
+        guessed[others] = made.acceptance(head, one, teacher()).rates[0]
+    assert guessed[16] > guessed[0] + 0.1
 
 
 def test_a_text_without_an_answer_has_no_loss(target: TinyTarget) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -46,33 +47,69 @@ class DraftModelProduct:
         }
 
 
+class Columns(NamedTuple):
+    """The tokens that the loss of one batch looks at."""
+
+    ids: torch.Tensor | None
+    """int64 [v + drawn]: the reduced vocabulary, then tokens drawn beside it; None is the whole vocabulary."""
+    added: torch.Tensor | float
+    """fp32 [v + drawn], what is added to the logits of each, so that a drawn token stands for as many as were not."""
+
+
+def columns(vocabulary: torch.Tensor | None, batch: Batch, teacher: Teacher, others: int) -> Columns:
+    """The reduced vocabulary and some tokens beside it, other ones for each batch.
+
+    Tokens that no loss ever looks at may rise unseen until they are drafted.  So the sum over them is estimated from a
+    sample (Bengio and Senécal, "Adaptive importance sampling", 2008), here one that favours no token.
+
+    Args:
+        vocabulary: int64 [v], ascending; None is the whole.
+        batch: has the dice.
+        teacher: knows how many tokens there are.
+        others: how many are drawn.
+    """
+    if vocabulary is None:
+        return Columns(None, 0.0)
+    beside = torch.ones(teacher.vocabulary, dtype=torch.bool)
+    beside[vocabulary.cpu()] = False
+    left = beside.nonzero().squeeze(1)
+    drawn = left[torch.randperm(len(left), generator=batch.generator())[:others]].to(vocabulary.device)
+    added = torch.zeros(len(vocabulary) + len(drawn), device=vocabulary.device)
+    added[len(vocabulary) :] = math.log(len(left) / max(1, len(drawn)))
+    return Columns(torch.cat((vocabulary, drawn)), added)
+
+
 def distillation_loss(
-    head: SmallDecoder, batch: Batch, teacher: Teacher, objective: Objective, weights: torch.Tensor | None = None
+    head: SmallDecoder,
+    batch: Batch,
+    teacher: Teacher,
+    objective: Objective,
+    others: int,
+    weights: torch.Tensor | None = None,
 ) -> LossReport:
     """The mean of an objective over every row of an answer.
 
-    With a reduced vocabulary both distributions are those over its tokens alone, and the rows that an objective cannot
-    learn from, those whose next token it lacks, are left out.
+    With a reduced vocabulary both distributions are those over :func:`columns`, and where an objective reads the text's
+    own token, the rows whose next token is not in the vocabulary are left out.
 
     Args:
         head: the decoder.
         batch: the texts.
         teacher: the target's own opinion.
         objective: what to make small.
+        others: tokens drawn beside a reduced vocabulary.
         weights: fp32 [B, T], how much each row counts; None is all alike.
     """
     x, known = places(head.ids, batch.following(1))
     counted = batch.mask & known if objective.reads_tokens else batch.mask
-    if weights is not None:
-        counted = counted & (weights > 0)
+    shares = torch.ones_like(batch.mask, dtype=torch.float32) if weights is None else weights
+    counted = counted & (shares > 0)
     if not counted.any():
         return LossReport(batch.final.new_zeros(()), 0.0)
-    z = teacher.read(head(teacher.embed(batch.tokens))[counted], head.ids)
-    p = torch.softmax(teacher.logits(batch.final[counted], head.ids), -1) if objective.reads_teacher else z[:0]
-    losses = objective(z, p, x[counted])
-    if weights is None:
-        return LossReport(losses.mean(), float(len(losses)))
-    shares = weights[counted]
+    ids, added = columns(head.ids, batch, teacher, others)
+    z = teacher.read(head(teacher.embed(batch.tokens))[counted], ids) + added
+    p = torch.softmax(teacher.logits(batch.final[counted], ids) + added, -1) if objective.reads_teacher else z[:0]
+    losses, shares = objective(z, p, x[counted]), shares[counted]
     weight = float(shares.sum())
     return LossReport((losses * shares).sum() / weight, weight)
 

@@ -37,6 +37,9 @@ class SmallDecoderOptions:
     chosen_layers: str = option("", "Which layers are kept, by their numbers from 0, such as 0,9,29; empty spreads.")
     inner: int = option(0, "Channels kept of each feed-forward part, the most useful; 0 is all.", low=0)
     steps: int = option(4, "Drafting depth that it is judged by.", low=1, high=64)
+    others: int = option(
+        2048, "Tokens beside the reduced vocabulary that each batch's loss draws, so that none rises unseen.", low=0
+    )
     objective: str = option("kl", "Objective, or a sum such as 0.1*cross_entropy+1.8*tv.")
 
     def __post_init__(self) -> None:
@@ -78,7 +81,7 @@ class DraftModelRecipe(SmallDecoderOptions):
 
     def loss(self, head: SmallDecoder, batch: Batch, teacher: Teacher) -> LossReport:
         """See :class:`outrider.train.recipes.base.Recipe`."""
-        return distillation_loss(head, batch, teacher, self.distance)
+        return distillation_loss(head, batch, teacher, self.distance, self.others)
 
     def acceptance(self, head: SmallDecoder, batch: Batch, teacher: Teacher) -> Acceptance:
         """See :class:`outrider.train.recipes.base.Recipe`."""

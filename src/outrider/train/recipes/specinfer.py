@@ -72,7 +72,7 @@ class SpecInferRecipe(SmallDecoderOptions):
         if self._earlier:
             known = torch.stack([right(member, batch, teacher) for member in self._earlier]).any(0)
             weights = torch.where(known, self.easy, 1.0)
-        return distillation_loss(head, batch, teacher, self.distance, weights)
+        return distillation_loss(head, batch, teacher, self.distance, self.others, weights)
 
     def acceptance(self, head: SmallDecoder, batch: Batch, teacher: Teacher) -> Acceptance:
         """See :class:`outrider.train.recipes.base.Recipe`; that of the merged tree of all members so far."""
