@@ -144,7 +144,7 @@ def test_a_token_that_no_answer_has_does_not_rise_unseen(target: TinyTarget, tmp
         made = recipe(layers=1, others=others)
         stream = Batches(InMemory(texts(24)), SHAPE, seed=0)
         start = Task(made, made.head(target, few, 0), teacher(), stream, held_out_batches(texts(24), SHAPE))
-        head = Training(start, settings(), tmp_path / str(others)).run().head
+        head = Training(start, settings(tokens=2500), tmp_path / str(others)).run().head
         guessed[others] = made.acceptance(head, one, teacher()).rates[0]
     assert guessed[16] > guessed[0] + 0.1
 

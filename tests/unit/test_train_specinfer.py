@@ -139,6 +139,9 @@ def test_the_command_makes_members_that_draft_together(
     assert list(result["apart"]) == ["member 1", "member 2", "merged"]
     weights = [(output / name / "model.safetensors").read_bytes() for name in ("1", "2")]
     assert weights[0] != weights[1]
+    assert main(words) == 0
+    assert weights == [(output / name / "model.safetensors").read_bytes() for name in ("1", "2")], "trained again"
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["apart"] == result["apart"]
     words = ["generate", "say 3 aloud", "--model", str(model), "--max-tokens", "8", "--json"]
     assert main([*words, "--speculative-draft-model-path", str(output)]) == 0
     done = json.loads(capsys.readouterr().out)
