@@ -13,7 +13,8 @@ from captured import LAYERS, TinyTarget, teacher, texts
 from cut_target import target_with_files
 from gguf_files import TinyFile
 from tiny import VOCABULARY, tiny_module
-from tiny_folder import make_folder
+from tiny_folder import SMALLEST, make_folder, make_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider import LLM, Speculation
 from outrider.cli import main
@@ -29,6 +30,7 @@ from outrider.train.recipes._small_decoder import columns
 from outrider.train.recipes.base import Recipe, recipe_class
 from outrider.train.settings import Settings
 from outrider.train.smaller import Cut, SmallDecoder, evenly, narrowed, numbered, useful
+from outrider.train.teacher import Matrices
 from outrider.tree import SequenceRows, TreeBatch
 
 SHAPE = Shape(layers=(LAYERS,), rows=400)
@@ -255,6 +257,35 @@ def test_a_written_copy_is_the_target_on_both_backends(architecture: str, tmp_pa
         assert its.encode("hello 12!") == tokenizer.encode("hello 12!")
         error = (logits_of(copy, tokens) - expected).norm() / expected.norm()
         assert error < 0.03  # the written weights have eight bits of mantissa
+
+
+@pytest.mark.parametrize("kind", ["mistral", "phi3", "gemma2", "gemma3_text"])
+def test_a_decoder_cut_from_any_family_computes_what_is_written(kind: str, tmp_path: Path) -> None:
+    """Fused matrices, scaled embeddings, capped scores and windows: training sees the rows that drafting computes."""
+    values = {"vocab_size": SMALLEST, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+    values |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128}
+    config = AutoConfig.for_model(
+        kind, **values, sliding_window=8, bos_token_id=None, eos_token_id=None, pad_token_id=0
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        module = AutoModelForCausalLM.from_config(config, dtype=torch.float32).requires_grad_(False)
+        for parameter in module.parameters():
+            parameter.normal_(0.0, 0.2).copy_(parameter.bfloat16())
+    module.save_pretrained(tmp_path / "model")
+    make_tokenizer(SMALLEST).save(str(tmp_path / "model" / "tokenizer.json"))
+    told = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(told))
+    tokens = list(range(40, 60))
+    target, _ = load_model(tmp_path / "model", LoadOptions(backend="hf"))
+    decoder = recipe(chosen_layers="0,2", inner=64).head(target, None, 0)
+    seen = Matrices.of(target)
+    expected = seen.read(decoder(seen.embed(torch.tensor([tokens]))))[0]
+    decoder.write(tmp_path / "small")
+    for backend, most in (("hf", 1e-4), ("native", 0.05)):
+        small, _ = load_model(tmp_path / "small", LoadOptions(backend=backend))
+        assert small.layers == 2
+        assert (logits_of(small, tokens) - expected).norm() / expected.norm() < most
 
 
 def test_it_learns(target: TinyTarget, tmp_path: Path) -> None:
