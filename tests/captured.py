@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from tiny import VOCABULARY, tiny_module
@@ -26,6 +27,7 @@ class TinyTarget:
     """As much of a target as the trainer asks for."""
 
     vocabulary, width, layers = VOCABULARY, WIDTH, LAYERS
+    source: Path | None = None
 
     def __init__(self, seed: int = 0) -> None:
         self.module = tiny_module(seed, attention="sdpa")

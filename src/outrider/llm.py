@@ -120,6 +120,16 @@ class LLM:
         llm._assemble(target, tokenizer, load, speculation, cache, scheduler, heads)
         return llm
 
+    def speculating(self, speculation: str | DrafterConfig | Speculation | None) -> LLM:
+        """The same target under another drafter, with pages of its own.
+
+        Args:
+            speculation: as for the class; draft models are loaded as this one's would be.
+        """
+        llm = type(self).__new__(type(self))
+        llm._assemble(self.engine.target, self.tokenizer, self._load, speculation, None, None, self._heads)
+        return llm
+
     def _assemble(
         self,
         target: TargetModel,
@@ -159,6 +169,7 @@ class LLM:
         )
         self._inboxes: dict[str, deque[Progress]] = {}
         self.drafter_config, self.verifier, self.tokenizer = config, verifier, tokenizer
+        self._load, self._heads = load, heads
         self.engine = Engine(
             target=target,
             tokenizer=tokenizer,

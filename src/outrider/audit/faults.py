@@ -77,6 +77,7 @@ class _ShiftedSiblings:
         self.vocabulary, self.context_length = target.vocabulary, target.context_length
         self.row_invariant, self.device = target.row_invariant, target.device
         self.row_bytes, self.width, self.layers = target.row_bytes, target.width, target.layers
+        self.source = target.source
         self.embed, self.unembed, self.unembed_rows = target.embed, target.unembed, target.unembed_rows
 
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:

@@ -8,6 +8,7 @@ be enumerated, and drafts run over the seams at whatever depth the method likes.
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -93,6 +94,7 @@ class RecordedModel(HiddenLogits):
 
     row_invariant = True
     row_bytes = 0
+    source: pathlib.Path | None = None
     device = torch.device("cpu")
     context_length = 65536
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,9 @@ from cyclopts import Parameter
 
 from outrider.cli import output
 from outrider.errors import ConfigError
+from outrider.train.gather import DataConfig
 from outrider.train.recipes.base import Recipe, recipe_class, trainable
 from outrider.train.regenerate import AnswerConfig
-from outrider.train.run import DataConfig
 from outrider.train.settings import Settings
 
 T = TypeVar("T")
@@ -138,8 +137,7 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     from outrider.llm import LLM
     from outrider.target.loading import find
     from outrider.train.bought import bought
-    from outrider.train.report import SUMMARY
-    from outrider.train.run import TRAINING, Source, gather, hidden_rows
+    from outrider.train.gather import Source, gather, hidden_rows
     from outrider.train.run import train as run
 
     recipe: Recipe = flags.of(recipe_class(method).method)
@@ -150,13 +148,9 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     llm = LLM(model, speculation="none", backend=backend)
     name = find(model)[1]
     gather(llm, source, name, console, hidden_rows(llm, recipe, source, sizes))
-    run(llm, recipe, source, output_folder, target_name=name, data=sizes, settings=settings, console=console)
-    comparison = bought(llm, recipe.method, output_folder, source.folder, console)
+    trained = run(llm, recipe, source, output_folder, target_name=name, data=sizes, settings=settings, console=console)
+    comparison = bought(llm, recipe.product.arms(recipe.method, output_folder), source.folder, console)
     if as_json:
-        output.write_json(
-            {
-                "training": json.loads((output_folder / TRAINING / SUMMARY).read_text(encoding="utf-8")),
-                "bought": comparison,
-            }
-        )
+        apart = {name: {"length": one.accepted_length, "rates": one.rates} for name, one in trained.apart.items()}
+        output.write_json({"training": trained.findings.summary(), "apart": apart, "bought": comparison})
     return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench, check_options, option, register
@@ -26,7 +27,9 @@ class SpecInfer:
     automatic_rank: ClassVar[int] = 5
 
     models: tuple[str, ...] = option(
-        (), "Folders, hub ids or .gguf files of the draft models.", flag="speculative-draft-model-path"
+        (),
+        "Folders, hub ids or .gguf files of the draft models, or a folder that holds them as 1, 2 and so on.",
+        flag="speculative-draft-model-path",
     )
     num_steps: int = option(4, "Drafting depth: draft passes per round.", low=0, high=256, flag="speculative-num-steps")
     topk: int = option(1, "Branches per node in each model's tree.", low=1, high=64, flag="speculative-eagle-topk")
@@ -41,7 +44,7 @@ class SpecInfer:
     def __post_init__(self) -> None:
         """Refuse values out of bounds."""
         check_options(self)
-        object.__setattr__(self, "models", tuple(self.models))
+        object.__setattr__(self, "models", tuple(part for model in self.models for part in members_in(model)))
         if len(self.models) > MOST_SOURCES:
             raise ConfigError(f"specinfer takes at most {MOST_SOURCES} draft models, not {len(self.models)}")
 
@@ -71,7 +74,8 @@ class SpecInfer:
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> SpecInfer | None:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return cls(models=tuple(draft_models)) if len(draft_models) > 1 else None
+        config = cls(models=tuple(draft_models))
+        return config if len(config.models) > 1 else None
 
     def _single(self, index: int) -> DraftModel:
         """One model's own options; where tokens are limited, earlier models take what does not divide evenly."""
@@ -79,6 +83,14 @@ class SpecInfer:
         share = each + (index < left)
         steps = 0 if self.num_draft_tokens and not share else self.num_steps
         return DraftModel(model=self.models[index], num_steps=steps, topk=self.topk, num_draft_tokens=share)
+
+
+def members_in(model: str | Path) -> tuple[str, ...]:
+    """The draft models in a folder that holds nothing but such, ``1``, ``2`` and so on; else what was named itself."""
+    numbered = [file.parent for file in Path(model).glob("[0-9]*/config.json") if file.parent.name.isdecimal()]
+    if not numbered or (Path(model) / "config.json").exists():
+        return (str(model),)
+    return tuple(str(member) for member in sorted(numbered, key=lambda member: int(member.name)))
 
 
 class SpecInferDrafter:

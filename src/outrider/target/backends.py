@@ -92,7 +92,7 @@ def _load_hf(model: str | Path, options: LoadOptions) -> Served:
     device = resolve_device(options.device)
     loaded = load(model, dtype=resolve_dtype(options.dtype, device), device=device, attention=ATTENTION)
     longest = _longest(loaded.context_length, options)
-    served = HFModel(loaded.module, architecture=loaded.architecture, context_length=longest)
+    served = HFModel(loaded.module, architecture=loaded.architecture, context_length=longest, source=loaded.path)
     return served, loaded.tokenizer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
@@ -38,6 +39,8 @@ class TargetModel(Protocol):
     device: torch.device
     row_bytes: int
     """Bytes of keys and values of one position, all layers together."""
+    source: Path | None
+    """The folder or file it was loaded from; None for a model made in memory."""
 
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
         """Compute every row of a batch, writing its keys and values into the cache.

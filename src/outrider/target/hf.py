@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -45,6 +46,7 @@ class HFModel:
         module: a causal model whose attention implementation is ``ATTENTION``.
         architecture: its class, for messages.
         context_length: most positions to serve.
+        source: the folder or file it was loaded from.
 
     Raises:
         ModelError: its state cannot be rolled back, its attention cannot be replaced, or it is not among the verified
@@ -53,10 +55,13 @@ class HFModel:
 
     row_invariant = False  # torch's matrix products choose their blocking by the number of rows
 
-    def __init__(self, module: torch.nn.Module, *, architecture: str, context_length: int) -> None:
+    def __init__(
+        self, module: torch.nn.Module, *, architecture: str, context_length: int, source: Path | None = None
+    ) -> None:
         hf_names.check_servable(module, architecture)
         hf_names.freeze_rotary(module, context_length)
         self.module, self.context_length, self._architecture = module, context_length, architecture
+        self.source = source
         self.vocabulary = hf_names.vocabulary(module)
         first = next(module.parameters())
         self.device, self._dtype = first.device, first.dtype

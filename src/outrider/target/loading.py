@@ -56,6 +56,7 @@ class LoadedModel:
     name: str
     file_bytes: int
     architecture: str
+    path: Path
 
 
 def load(
@@ -89,6 +90,7 @@ def load(
         name=files.name,
         file_bytes=files.file_bytes,
         architecture=type(module).__name__,
+        path=files.path,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,8 @@ class NativeModel:
     device = torch.device("cpu")
     precision = "weights as stored, int8 activations"
     """Told in results instead of a dtype."""
+    source: Path | None = None
+    """See :class:`outrider.target.base.TargetModel`."""
 
     def __init__(
         self,
@@ -124,7 +127,9 @@ class NativeModel:
             source = GGUFWeights(*files.gguf)
         source = RequantizedWeights(source, quantization)
         kept = PackedEntry(files.weight_files, quantization.value)
-        return cls(files.config, source, context_length=context_length, name=files.name, kept=kept)
+        model = cls(files.config, source, context_length=context_length, name=files.name, kept=kept)
+        model.source = files.path
+        return model
 
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
         """See :class:`outrider.target.base.TargetModel`."""

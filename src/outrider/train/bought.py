@@ -17,18 +17,19 @@ from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.train.regenerate import read_answers
 
+_BESIDE: Final = ("none", "ngram")
+"""Methods that need no training, plain decoding first."""
 PROMPTS: Final = 12
 TOKENS: Final = 96
 TURNS: Final = 3
 
 
-def bought(llm: LLM, method: str, head: Path, data: Path, console: Console) -> list[dict[str, Any]]:
-    """Complete held-out prompts with the head, with n-grams and with nothing, in turns, and compare.
+def bought(llm: LLM, arms: Mapping[str, Speculation], data: Path, console: Console) -> list[dict[str, Any]]:
+    """Complete held-out prompts with what was trained, with n-grams and with nothing, in turns, and compare.
 
     Args:
         llm: the target, without speculation.
-        method: the head's.
-        head: its folder.
+        arms: what was trained, by name; see :meth:`outrider.train.products.Product.arms`.
         data: the folder of answers.
         console: where to print.
 
@@ -37,9 +38,8 @@ def bought(llm: LLM, method: str, head: Path, data: Path, console: Console) -> l
     """
     examples = read_answers(data / "answers.jsonl", validation=True)[:PROMPTS]
     prompts = [example.tokens[: example.answer_start] for example in examples]
-    plans = (Speculation("none"), Speculation("ngram"), Speculation(method, options={"head": str(head)}))
-    arms = {str(plan.method): LLM.from_model(llm.engine.target, llm.tokenizer, speculation=plan) for plan in plans}
-    found = compare(arms, prompts)
+    plans = {name: Speculation(name) for name in _BESIDE} | dict(arms)
+    found = compare({name: llm.speculating(plan) for name, plan in plans.items()}, prompts)
     console.print(_table(found))
     return found
 

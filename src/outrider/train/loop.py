@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -63,6 +63,8 @@ class Trained(NamedTuple):
     head: Any
     """The head with the weights that were judged best."""
     findings: Findings
+    apart: Mapping[str, Acceptance] = {}
+    """See :meth:`outrider.train.recipes.base.Recipe.apart`."""
 
 
 @dataclass(frozen=True, eq=False)

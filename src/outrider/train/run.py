@@ -1,155 +1,25 @@
-"""The whole way from a target to a head: prompts, the target's answers, its hidden rows, training, what was bought."""
+"""The whole way from a target to a drafter: what was gathered, training, and what is written."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 from rich.console import Console
 
-from outrider.drafters.base import check_options, option
 from outrider.errors import ConfigError
-from outrider.heads.checkpoint import HeadCheckpoint, TargetFacts, read_head, write_head
+from outrider.heads.checkpoint import TargetFacts, read_head
 from outrider.llm import LLM
 from outrider.target.base import TargetModel
-from outrider.train.batches import Batches, Shape, Shards, held_out_batches
-from outrider.train.capture import captured_layers
-from outrider.train.example import Example
-from outrider.train.hidden_rows import HiddenRows
+from outrider.train.gather import Data, DataConfig, Source
 from outrider.train.loop import Task, Trained, Training
-from outrider.train.prompts import Prompt, read_prompts, write_prompts
+from outrider.train.products import UNTRAINED
 from outrider.train.recipes.base import Recipe
-from outrider.train.regenerate import AnswerConfig, read_answers, regenerate
 from outrider.train.settings import Settings
-from outrider.train.sources import Online, Streamed
-from outrider.train.synthesise import SynthesisConfig, synthesise
-from outrider.train.teacher import Matrices
-from outrider.train.vocabulary import DraftVocabulary, draft_vocabulary
 
-PROMPTS: Final = "prompts.jsonl"
-ANSWERS: Final = "answers.jsonl"
 TRAINING: Final = "training"
-_FIRST: Final = 256
-"""Prompts that are answered ahead where all others are answered while training."""
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """What is trained on, and how much of it is kept."""
-
-    method: ClassVar[str] = "data"
-
-    vocabulary: int = option(16384, "Tokens the head can draft; 0 is all of the target's.", low=0)
-    buffer_gb: float = option(8.0, "Most gigabytes of hidden rows on disk.", low=0.01)
-    rows: int = option(2048, "Positions of a batch.", low=1)
-    max_length: int = option(512, "Longer texts are cut here.", low=2)
-    held_out: int = option(200, "Most texts the head is judged by.", low=1)
-
-    def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
-        check_options(self)
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """Where texts come from."""
-
-    folder: Path
-    """Prompts, answers and hidden rows are kept here, and used again by the next training."""
-    prompts: Sequence[Path] = ()
-    """Files of prompts."""
-    synthesised: int = 0
-    """Prompts to be made by the target itself."""
-    answers: AnswerConfig = field(default_factory=AnswerConfig)
-    online: bool = False
-    """Answer whenever a text is read, and keep nothing but what is judged by and the first answers, whose tokens make
-    the draft vocabulary."""
-
-    def read(self) -> list[Prompt]:
-        """Every prompt there is by now.
-
-        Raises:
-            ConfigError: a file cannot be read, or holds prompts that heads are measured on.
-        """
-        own = self.folder / PROMPTS
-        files = [*self.prompts, *([own] if own.exists() else [])]
-        return read_prompts(files) if files else []
-
-    def asked_before(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Of all prompts, those that are answered before the training."""
-        trained_on = [prompt for prompt in prompts if not prompt.for_validation]
-        later = {prompt.key for prompt in trained_on[_FIRST:]} if self.online else set()
-        return [prompt for prompt in prompts if prompt.key not in later]
-
-
-def gather(llm: LLM, source: Source, target: str, console: Console, rows: HiddenRows) -> None:
-    """Make every prompt and answer that is not there yet, and keep the hidden rows that answering computes.
-
-    Raises:
-        ConfigError: a file cannot be read or written, or holds prompts that heads are measured on.
-    """
-    source.folder.mkdir(parents=True, exist_ok=True)
-    shown = console.is_terminal
-    own = source.folder / PROMPTS
-    if source.synthesised and not own.exists():
-        made, dropped = synthesise(llm, source.synthesised, SynthesisConfig(seed=source.answers.seed))
-        write_prompts(own, made)
-        console.print(f"{len(made)} prompts were made; left out: {dict(dropped) or 'none'}")
-    prompts = source.asked_before(source.read())
-    if prompts:
-        path, seen = source.folder / ANSWERS, rows.watching(llm)
-        try:
-            report = regenerate(seen, prompts, path, source.answers, target=target, progress=shown, on_answer=rows.keep)
-        finally:
-            rows.flush()
-        console.print(str(report))
-
-
-@dataclass(frozen=True, eq=False)
-class Texts:
-    """What was gathered."""
-
-    train: list[Example]
-    held_out: list[Example]
-
-    @classmethod
-    def of(cls, folder: Path, config: DataConfig) -> Texts:
-        """Read a folder of answers.
-
-        Raises:
-            ConfigError: there are no answers, or none that are held out.
-        """
-        file = folder / ANSWERS
-        train, held_out = (read_answers(file, validation=kept) if file.exists() else [] for kept in (False, True))
-        if not train or not held_out:
-            raise ConfigError(
-                f"{file} holds {len(train)} answers to train on and {len(held_out)} to judge by; name prompts with "
-                "--data or have some made with --synthesise"
-            )
-        return cls(train, held_out[: config.held_out])
-
-    def vocabulary(self, size: int, target: TargetModel, always: Sequence[int]) -> DraftVocabulary | None:
-        """The reduced draft vocabulary; None is the whole."""
-        if not size or size >= target.vocabulary:
-            return None
-        answers = (example.tokens[example.answer_start :] for example in self.train)
-        return draft_vocabulary(answers, size, target.vocabulary, always)
-
-
-def hidden_rows(llm: LLM, recipe: Recipe, source: Source, data: DataConfig) -> HiddenRows:
-    """The buffers that a head's training reads."""
-    target = llm.engine.target
-    return HiddenRows(
-        target,
-        source.folder,
-        recipe.layers_read(target),
-        limit_bytes=int(data.buffer_gb * 1e9),
-        held_out=data.held_out,
-    )
 
 
 def train(
@@ -163,14 +33,14 @@ def train(
     settings: Settings | None = None,
     console: Console | None = None,
 ) -> Trained:
-    """Train a head on what a source has gathered, and write it to a folder.
+    """Train a drafter on what a source has gathered, and write it to a folder.
 
     Args:
         llm: the target, without speculation.
         recipe: what is trained and how.
         source: the texts.
-        output: gets the head; what it takes to go on after a kill lies in its ``training`` folder.
-        target_name: told in the head.
+        output: gets the drafter; what it takes to go on after a kill lies in its ``training`` folder.
+        target_name: told in what is written.
         data: how much of the texts is used.
         settings: of the loop.
         console: where to print; None is silent.
@@ -179,44 +49,32 @@ def train(
         ConfigError: there are no texts, the target cannot be trained for, or the head to start from is another kind.
         TrainingError: see :meth:`outrider.train.loop.Training.run`.
     """
-    chosen, target = data or DataConfig(), llm.engine.target
+    chosen, target, wishes = data or DataConfig(), llm.engine.target, settings or Settings()
     console = console or Console(quiet=True)
-    texts = Texts.of(source.folder, chosen)
-    rows = hidden_rows(llm, recipe, source, chosen)
-    judged = Streamed(target, texts.held_out, rows.filled(texts.held_out, judging=True, console=console))
-    layers = captured_layers(target, recipe.layers_read(target))
-    shape = Shape(layers, rows=chosen.rows, max_length=chosen.max_length)
-    wishes = settings or Settings()
-    if wishes.start_from:
-        head = started_head(recipe, Path(wishes.start_from), target)
-    else:
-        head = _new_head(llm, recipe, texts, chosen.vocabulary, wishes.seed, console)
-    stream = Batches(_shards(llm, source, texts, rows, console), shape, seed=wishes.seed)
-    held_out = held_out_batches((text for piece in range(len(judged)) for text in judged.read(piece)), shape)
-    task = Task(recipe, head, Matrices.of(target), stream, held_out)
-    trained = Training(task, wishes, output / TRAINING, console=console).run()
-    facts: dict[str, Any] = {
+    gathered = Data.of(llm, recipe, source, chosen, console)
+    told: dict[str, Any] = {
         "method": recipe.method,
         "recipe": dataclasses.asdict(recipe),  # type: ignore[call-overload]
         "settings": dataclasses.asdict(wishes),
         "data": dataclasses.asdict(chosen),
     }
-    kind = type(trained.head).__module__.rpartition(".")[2]
-    write_head(
-        output,
-        HeadCheckpoint(
-            kind, trained.head.config, TargetFacts.of(target, target_name), trained.head.state_dict(), facts
-        ),
-    )
-    return trained
-
-
-def _new_head(llm: LLM, recipe: Recipe, texts: Texts, size: int, seed: int, console: Console) -> torch.nn.Module:
-    target = llm.engine.target
-    vocabulary = texts.vocabulary(size, target, sorted(llm.tokenizer.eos_ids) if llm.tokenizer else [])
-    if vocabulary is not None:
-        console.print(str(vocabulary))
-    return recipe.head(target, None if vocabulary is None else vocabulary.ids, seed)
+    facts, product = TargetFacts.of(target, target_name), recipe.product
+    done: list[Trained] = []
+    while (stage := recipe.after([one.head for one in done])) is not None:
+        if wishes.start_from:
+            head = started_head(stage, Path(wishes.start_from), target)
+        else:
+            head = stage.head(target, gathered.vocabulary, wishes.seed)
+        if product.shows_untrained and not done:
+            product.write(output / UNTRAINED, head, facts, {})
+        folder = product.place(output, len(done))
+        task = Task(stage, head, gathered.teacher, gathered.stream(wishes.seed), gathered.held_out)
+        done.append(Training(task, wishes, folder / TRAINING, console=console).run())
+        product.write(folder, done[-1].head, facts, told)
+    apart = recipe.apart([one.head for one in done], gathered.held_out, gathered.teacher)
+    for name, found in apart.items():
+        console.print(f"{name}: held-out {found}")
+    return done[-1]._replace(apart=apart)
 
 
 def started_head(recipe: Recipe, start: Path, target: TargetModel) -> torch.nn.Module:
@@ -239,11 +97,3 @@ def started_head(recipe: Recipe, start: Path, target: TargetModel) -> torch.nn.M
         )
     trained: torch.nn.Module = head.requires_grad_(True).train()
     return trained
-
-
-def _shards(llm: LLM, source: Source, texts: Texts, rows: HiddenRows, console: Console) -> Shards:
-    """What is trained on, in pieces."""
-    if source.online:
-        prompts = [prompt for prompt in source.read() if not prompt.for_validation]
-        return Online(llm, prompts, source.answers, rows.layers)
-    return Streamed(llm.engine.target, texts.train, rows.filled(texts.train, judging=False, console=console))

@@ -35,8 +35,13 @@ class Teacher(Protocol):
         """
         ...
 
-    def read(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The logits of all tokens after guessed rows, as the target's LM head has them; gradients flow to the rows."""
+    def read(self, hidden: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
+        """The logits after guessed rows, as the target's LM head has them; gradients flow to the rows.
+
+        Args:
+            hidden: [..., width].
+            ids: as for :meth:`logits`.
+        """
         ...
 
     def best(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -80,9 +85,9 @@ class Matrices:
         with torch.autocast(hidden.device.type, enabled=False):
             return self._bent(hidden.float() @ self._rows(ids).T)
 
-    def read(self, hidden: torch.Tensor) -> torch.Tensor:
+    def read(self, hidden: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
         """See :class:`Teacher`."""
-        return self._bent(hidden.float() @ self._head.T)
+        return self._bent(hidden.float() @ self._rows(ids).T)
 
     def _rows(self, ids: torch.Tensor | None) -> torch.Tensor:
         """Rows of the LM head; those of a draft vocabulary, the same tensor all through a training, are kept."""

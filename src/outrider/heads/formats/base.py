@@ -84,6 +84,11 @@ def read_foreign(folder: Path, told: Mapping[str, Any]) -> HeadCheckpoint:
     for each in formats():
         if each.recognises(told, files.names):
             return each.read(Source(folder.name, Told(folder.name, told), files))
+    if kind := told.get("model_type"):
+        raise ModelError(
+            f"{folder.name} is a whole model of the type {kind!r} and no head: engines that read transformers' folders "
+            "read it as it is"
+        )
     titles = ", ".join(each.title for each in formats())
     raise ModelError(f"{folder.name} holds a head in no format known here; there are Outrider's own, {titles}")
 

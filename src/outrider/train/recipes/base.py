@@ -17,6 +17,7 @@ import torch
 
 from outrider.errors import ConfigError
 from outrider.train.batches import Batch, shifted
+from outrider.train.products import HeadProduct, Product
 
 if TYPE_CHECKING:
     from outrider.target.base import TargetModel
@@ -58,6 +59,10 @@ class Acceptance:
         """τ of a chain of all depths: 1 + Σ_j Π_{i ≤ j} α_i."""
         return 1.0 + float(torch.cumprod(self.accepted.double() / self.tested.clamp(min=1), 0).sum())
 
+    def __str__(self) -> str:
+        """One line to print."""
+        return f"τ {self.accepted_length:.3f} · α by position {' '.join(f'{rate:.3f}' for rate in self.rates)}"
+
 
 class Recipe(Protocol):
     """How one method is trained: a frozen dataclass of options, each with its default.
@@ -68,9 +73,15 @@ class Recipe(Protocol):
 
     method: ClassVar[str]
     """The method whose drafter runs the head: the name of the recipe's file."""
+    product: ClassVar[Product]
+    """What is written of a trained head; a recipe that names none writes it as a head."""
 
     def layers_read(self, target: TargetModel) -> tuple[int, ...]:
-        """Target layers whose rows must be captured; ``target.layers`` (the final rows) is always captured too."""
+        """Target layers whose rows must be captured; ``target.layers`` (the final rows) is always captured too.
+
+        Raises:
+            ConfigError: nothing of this method can be trained for the target.
+        """
         ...
 
     def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> torch.nn.Module:
@@ -98,6 +109,23 @@ class Recipe(Protocol):
         """
         ...
 
+    def after(self, trained: Sequence[Any]) -> Recipe | None:
+        """The recipe of the next head of several that are trained one after another, or None when all are.
+
+        A recipe without it trains one head.
+
+        Args:
+            trained: the heads so far.
+        """
+        ...
+
+    def apart(self, heads: Sequence[Any], batches: Sequence[Batch], teacher: Teacher) -> Mapping[str, Acceptance]:
+        """Held-out acceptance of several heads, by name: each alone and all together.
+
+        A recipe without it trains one head, of which no more is to be said than its own.
+        """
+        ...
+
 
 R = TypeVar("R", bound=type[Any])
 _REGISTRY: dict[str, type[Recipe]] = {}
@@ -109,14 +137,28 @@ def register(recipe: R) -> R:
     lacking = [name for name in wanted if not hasattr(recipe, name)]
     if lacking:
         raise TypeError(f"recipe {recipe.__name__} lacks {', '.join(lacking)}")
-    if not hasattr(recipe, "calibrate"):
-        recipe.calibrate = _nothing_to_set
+    defaults = {"calibrate": _nothing_to_set, "after": _one_alone, "apart": _nothing_apart, "product": HeadProduct()}
+    for name, default in defaults.items():
+        if not hasattr(recipe, name):
+            setattr(recipe, name, default)
     _REGISTRY[recipe.method] = recipe
     return recipe
 
 
 def _nothing_to_set(recipe: Recipe, head: Any, batches: Sequence[Batch], teacher: Teacher) -> None:
     """See :meth:`Recipe.calibrate`."""
+
+
+def _one_alone(recipe: Recipe, trained: Sequence[Any]) -> Recipe | None:
+    """See :meth:`Recipe.after`."""
+    return None if trained else recipe
+
+
+def _nothing_apart(
+    recipe: Recipe, heads: Sequence[Any], batches: Sequence[Batch], teacher: Teacher
+) -> Mapping[str, Acceptance]:
+    """See :meth:`Recipe.apart`."""
+    return {}
 
 
 def trainable() -> list[str]:
@@ -169,11 +211,29 @@ def chain_acceptance(
         best: int64 [B, T], the target's most probable next token of every row.
         at: bool [B, T], the starts where a chain was drafted; None is every start.
     """
+    return merged_acceptance(batch, [guesses], best, at)
+
+
+def merged_acceptance(
+    batch: Batch, chains: Sequence[torch.Tensor], best: torch.Tensor, at: torch.Tensor | None = None
+) -> Acceptance:
+    """Judge the tree that several chains merge into, as :func:`chain_acceptance` judges one.
+
+    A depth is accepted where a chain that was right at all depths before is right there, too.
+
+    Args:
+        batch: the texts.
+        chains: guesses of each drafter, see :func:`chain_acceptance`.
+        best: int64 [B, T], the target's most probable next token of every row.
+        at: bool [B, T], the starts where chains were drafted; None is every start.
+    """
     accepted, tested = [], []
-    alive = torch.ones_like(batch.mask) if at is None else at
-    for depth, (guess, counted) in enumerate(zip(guesses, starts(batch, len(guesses)), strict=True)):
-        right = guess == shifted(best, depth + 1)
-        tested.append((alive & counted).sum())
-        accepted.append((alive & counted & right).sum())
-        alive = alive & counted & right & (shifted(best, depth + 1) == batch.following(depth + 2))
+    begun = torch.ones_like(batch.mask) if at is None else at
+    alive = torch.stack([begun] * len(chains))
+    for depth, counted in enumerate(starts(batch, len(chains[0]))):
+        true = shifted(best, depth + 1)
+        tested.append((alive.any(0) & counted).sum())
+        alive = alive & counted & torch.stack([guesses[depth] == true for guesses in chains])
+        accepted.append(alive.any(0).sum())
+        alive = alive & (true == batch.following(depth + 2))
     return Acceptance(torch.stack(accepted), torch.stack(tested))

@@ -1,0 +1,91 @@
+"""SpecInfer's draft models, boost-tuned: each is trained on what those before it miss.
+
+Source: Miao et al., "SpecInfer", ASPLOS 2024 (arXiv 2305.09781), §3.2.  There whole prompts are filtered out once a
+member answers them as the target does; here single rows lose weight, so that each text is of use to every member.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from outrider.config import Speculation
+from outrider.drafters.base import option
+from outrider.drafters.specinfer import members_in
+from outrider.sampling.noise import MOST_SOURCES
+from outrider.train.batches import Batch
+from outrider.train.products import UNTRAINED, Product
+from outrider.train.recipes._small_decoder import DraftModelProduct, chain_guesses, distillation_loss, right
+from outrider.train.recipes.base import Acceptance, LossReport, best_tokens, merged_acceptance, register
+from outrider.train.recipes.draft_model import DraftModelRecipe, SmallDecoderOptions
+from outrider.train.smaller import SmallDecoder
+from outrider.train.teacher import Teacher
+
+
+class MembersProduct(DraftModelProduct):
+    """A folder of draft models, ``1``, ``2`` and so on, whose merged tree is drafted."""
+
+    def place(self, output: Path, index: int) -> Path:
+        """See :class:`outrider.train.products.Product`."""
+        return output / str(index + 1)
+
+    def arms(self, method: str, output: Path) -> dict[str, Speculation]:
+        """See :class:`outrider.train.products.Product`."""
+        single = DraftModelRecipe.method
+        members = members_in(output)
+        alone = {f"member {Path(member).name}": member for member in members}
+        paths = {f"{single}, {UNTRAINED}": str(output / UNTRAINED)} | alone
+        arms = {name: Speculation(single, options={"model": path}) for name, path in paths.items()}
+        return arms | {method: Speculation(method, options={"models": members})}
+
+
+@register
+@dataclass(frozen=True)
+class SpecInferRecipe(SmallDecoderOptions):
+    """Options of training draft models that complement each other."""
+
+    method: ClassVar[str] = "specinfer"
+    product: ClassVar[Product] = MembersProduct()
+
+    members: int = option(3, "Draft models, trained one after another.", low=1, high=MOST_SOURCES)
+    easy: float = option(
+        0.2, "Weight of rows that an earlier member has right; those that all of them miss weigh 1.", low=0.0, high=1.0
+    )
+    _earlier: ClassVar[tuple[SmallDecoder, ...]] = ()
+
+    def after(self, trained: Sequence[SmallDecoder]) -> SpecInferRecipe | None:
+        """See :class:`outrider.train.recipes.base.Recipe`."""
+        if len(trained) >= self.members:
+            return None
+        stage = dataclasses.replace(self)
+        vars(stage)["_earlier"] = tuple(trained)  # no option: networks are nothing that a state is recognised by
+        return stage
+
+    def loss(self, head: SmallDecoder, batch: Batch, teacher: Teacher) -> LossReport:
+        """See :class:`outrider.train.recipes.base.Recipe`."""
+        weights = None
+        if self._earlier:
+            known = torch.stack([right(member, batch, teacher) for member in self._earlier]).any(0)
+            weights = torch.where(known, self.easy, 1.0)
+        return distillation_loss(head, batch, teacher, self.distance, self.others, weights)
+
+    def acceptance(self, head: SmallDecoder, batch: Batch, teacher: Teacher) -> Acceptance:
+        """See :class:`outrider.train.recipes.base.Recipe`; that of the merged tree of all members so far."""
+        return self._merged((*self._earlier, head), batch, teacher)
+
+    def apart(
+        self, heads: Sequence[SmallDecoder], batches: Sequence[Batch], teacher: Teacher
+    ) -> Mapping[str, Acceptance]:
+        """See :class:`outrider.train.recipes.base.Recipe`."""
+        chosen = {f"member {number + 1}": (head,) for number, head in enumerate(heads)} | {"merged": tuple(heads)}
+        found = {name: [self._merged(some, batch, teacher) for batch in batches] for name, some in chosen.items()}
+        return {name: sum(parts[1:], parts[0]) for name, parts in found.items()}
+
+    def _merged(self, heads: Sequence[SmallDecoder], batch: Batch, teacher: Teacher) -> Acceptance:
+        guesses = [chain_guesses(head, batch, teacher, self.steps) for head in heads]
+        return merged_acceptance(batch, guesses, best_tokens(batch, teacher))
