@@ -16,10 +16,10 @@ from outrider.heads.runner import FeatureRunner
 from outrider.kv.pool import PagedCache
 from outrider.target.hf import HFModel
 from outrider.train.batches import Batch
+from outrider.train.calibration import calibration_error, cross_checked, scaling_temperatures
 from outrider.train.recipes._blocks import corrected, draft_blocks
 from outrider.train.recipes._unroll import unroll
 from outrider.train.recipes.base import recipe_class
-from outrider.train.recipes.dspark import calibration_error, scaling_temperatures
 from outrider.train.teacher import Matrices
 from outrider.tree import SequenceRows, TreeBatch, TreeBuilder
 
@@ -126,3 +126,18 @@ def test_scaling_makes_an_overconfident_head_honest() -> None:
         survival = survival * torch.sigmoid(2.0 * honest[:, slot] / temperature)
         assert calibration_error(survival, right[:, slot]) < 0.02
     assert calibration_error(torch.sigmoid(2.0 * honest[:, 0]), right[:, 0]) > 0.04
+
+
+def test_calibration_is_checked_on_other_texts_than_it_was_fitted_on() -> None:
+    dice = torch.Generator().manual_seed(0)
+    honest = torch.randn(6, 3000, 3, generator=dice) + 1.0
+    right = (torch.rand(honest.shape, generator=dice) < torch.sigmoid(honest)).cumprod(-1).bool()
+    found = cross_checked([(3.0 * one, did) for one, did in zip(honest, right, strict=True)])
+    assert found["calibration error"] < 0.02
+    assert found["calibration error, unscaled"] > 0.05
+    # Texts of the other half say the opposite: what was fitted there is of no use here.
+    opposed = [
+        (3.0 * one, did if part % 2 else ~did) for part, (one, did) in enumerate(zip(honest, right, strict=True))
+    ]
+    assert cross_checked(opposed)["calibration error"] > 0.1
+    assert cross_checked([(honest[0], right[0])]) == {}

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
@@ -176,8 +177,8 @@ class Unlearning:
     def acceptance(self, *arguments: object) -> object:
         return self.recipe.acceptance(*arguments)
 
-    def calibrate(self, *arguments: object) -> None:
-        self.recipe.calibrate(*arguments)
+    def calibrate(self, *arguments: object) -> Mapping[str, float]:
+        return self.recipe.calibrate(*arguments)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -303,9 +303,17 @@ class Training:
         now = self._progress
         best = torch.load(self._folder / BEST, map_location="cpu", weights_only=True)
         self._head.load_state_dict(best["head"])
-        self._recipe.calibrate(self._head, self._held_out, self._teacher)
+        measured = self._recipe.calibrate(self._head, self._held_out, self._teacher)
         found = Findings(
-            self._recipe.method, now.ended, now.step, now.precision, now.judged, now.best, now.losses, self._stopwatch
+            method=self._recipe.method,
+            ended=now.ended,
+            steps=now.step,
+            precision=now.precision,
+            judged=now.judged,
+            best_index=now.best,
+            losses=now.losses,
+            stopwatch=self._stopwatch,
+            measured=measured,
         )
         if self._workers.rank == 0:
             found.write(self._folder)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +34,8 @@ class Findings:
     losses: Sequence[tuple[int, float]]
     """(tokens, loss) of every step."""
     stopwatch: Stopwatch
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """What a recipe measured once the weights were final."""
 
     @property
     def best(self) -> Judgement:
@@ -66,6 +68,7 @@ class Findings:
         yield f"time: {shares}; {self.tokens_per_s:,.0f} tokens/s, judging left out"
         yield "no law was fitted: the curve is too short, or does not rise" if self.law is None else str(self.law)
         yield f"best: {self.best}"
+        yield from (f"{name}: {value:.4f}" for name, value in self.measured.items())
 
     def summary(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -77,6 +80,7 @@ class Findings:
             "precision": self.precision,
             "tokens_per_s": self.tokens_per_s,
             "shares": self.stopwatch.shares(),
+            "measured": dict(self.measured),
             "best": dataclasses.asdict(self.best),
             "judged": [dataclasses.asdict(judgement) for judgement in self.judged],
             "fit": None if self.law is None else dataclasses.asdict(self.law),

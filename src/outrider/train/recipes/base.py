@@ -102,10 +102,13 @@ class Recipe(Protocol):
         """Held-out greedy acceptance by depth of a chain, from every start of the batch."""
         ...
 
-    def calibrate(self, head: Any, batches: Sequence[Batch], teacher: Teacher) -> None:
+    def calibrate(self, head: Any, batches: Sequence[Batch], teacher: Teacher) -> Mapping[str, float]:
         """Set what is measured, not learned, once the weights are final: a tree's shape, a confidence's temperature.
 
         It may replace ``head.config``; the weights stay.  A recipe without it has nothing to set.
+
+        Returns:
+            Figures worth telling, by name.
         """
         ...
 
@@ -145,8 +148,9 @@ def register(recipe: R) -> R:
     return recipe
 
 
-def _nothing_to_set(recipe: Recipe, head: Any, batches: Sequence[Batch], teacher: Teacher) -> None:
+def _nothing_to_set(recipe: Recipe, head: Any, batches: Sequence[Batch], teacher: Teacher) -> Mapping[str, float]:
     """See :meth:`Recipe.calibrate`."""
+    return {}
 
 
 def _one_alone(recipe: Recipe, trained: Sequence[Any]) -> Recipe | None:

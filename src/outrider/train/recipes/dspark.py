@@ -6,10 +6,10 @@ Source: DeepSeek-AI and Peking University 2026 (arXiv 2607.05147, §3.4).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -17,6 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from outrider.drafters.base import check_options, option
 from outrider.heads.dspark import DSparkConfig, DSparkHead
 from outrider.train.batches import Batch, shifted
+from outrider.train.calibration import cross_checked, scaling_temperatures
 from outrider.train.objectives.base import Objective, make_objective
 from outrider.train.recipes._blocks import choose_starts, corrected, draft_blocks
 from outrider.train.recipes._head_shape import block_shape
@@ -125,66 +126,32 @@ class DSparkRecipe:
         guesses[:, where, rows] = (best if head.ids is None else head.ids[best])[drafted.real].T
         return chain_acceptance(batch, guesses, best_tokens(batch, teacher), at)
 
-    def calibrate(self, head: DSparkHead, batches: Sequence[Batch], teacher: Teacher) -> None:
+    def calibrate(self, head: DSparkHead, batches: Sequence[Batch], teacher: Teacher) -> Mapping[str, float]:
         """See :class:`outrider.train.recipes.base.Recipe`; the temperatures of the confidence."""
-        if head.config.confidence:
-            logits, right = _judged(head, batches, teacher, self.anchors)
-            head.config = dataclasses.replace(head.config, temperatures=scaling_temperatures(logits, right))
-
-
-_TEMPERATURES: Final = tuple(0.5 * 1.07**step for step in range(36))
-"""Tried for each slot: from 0.5 to 5.3."""
-
-
-def scaling_temperatures(logits: torch.Tensor, right: torch.Tensor) -> tuple[float, ...]:
-    """What each slot's confidence is divided by, so that survivals are true (sequential temperature scaling).
-
-    Slots are settled from the first on: each takes the temperature with which the product of all confidences so far is
-    best calibrated (DSpark, §3.2).
-
-    Args:
-        logits: [n, drafts], confidences before the sigmoid.
-        right: bool [n, drafts], whether all drafts up to a slot were accepted.
-    """
-    found: list[float] = []
-    survival = torch.ones(len(logits))
-    for slot in range(logits.shape[1]):
-        tried = [survival * torch.sigmoid(logits[:, slot] / temperature) for temperature in _TEMPERATURES]
-        errors = [calibration_error(chances, right[:, slot]) for chances in tried]
-        best = min(range(len(errors)), key=errors.__getitem__)
-        found.append(_TEMPERATURES[best])
-        survival = tried[best]
-    return tuple(found)
-
-
-def calibration_error(chances: torch.Tensor, happened: torch.Tensor, bins: int = 15) -> float:
-    """Expected calibration error: how far chances are from what happens, over bins of equally many."""
-    order = chances.argsort()
-    pairs = zip(chances[order].tensor_split(bins), happened[order].float().tensor_split(bins), strict=True)
-    return sum(float((said.mean() - did.mean()).abs()) * len(said) for said, did in pairs if len(said)) / len(chances)
+        if not head.config.confidence:
+            return {}
+        parts = [_judged(head, batch, teacher, self.anchors) for batch in batches]
+        logits, right = (torch.cat(column) for column in zip(*parts, strict=True))
+        head.config = dataclasses.replace(head.config, temperatures=scaling_temperatures(logits, right))
+        return cross_checked(parts)
 
 
 @torch.no_grad()
-def _judged(
-    head: DSparkHead, batches: Sequence[Batch], teacher: Teacher, most: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _judged(head: DSparkHead, batch: Batch, teacher: Teacher, most: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Confidence logits of whole blocks, and whether each slot's draft is the target's: twice [n, drafts]."""
-    logits, right = [], []
-    for batch in batches:
-        drafted = draft_blocks(head, batch, teacher, *choose_starts(batch, most))
-        guesses = corrected(head, drafted).argmax(-1)
-        guesses = guesses if head.ids is None else head.ids[guesses]
-        texts = torch.arange(len(drafted.rows), device=batch.tokens.device).unsqueeze(1)
-        depths = range(1, head.config.drafts + 1)
-        whole = drafted.real & starts(batch, head.config.drafts)[-1][texts, drafted.rows]
-        best = best_tokens(batch, teacher)
-        truth = torch.stack([shifted(best, depth)[texts, drafted.rows] for depth in depths], -1)
-        text = torch.stack([batch.following(depth + 1)[texts, drafted.rows] for depth in depths], -1)
-        # After a token that is not the target's own choice the text goes on as another one.
-        greedy = (truth == text)[..., :-1].all(-1)
-        logits.append(head.confidence(drafted.previous, drafted.slots.hidden)[whole & greedy])
-        right.append((guesses == truth)[whole & greedy])
-    return torch.cat(logits), torch.cat(right).cumprod(-1).bool()
+    drafted = draft_blocks(head, batch, teacher, *choose_starts(batch, most))
+    guesses = corrected(head, drafted).argmax(-1)
+    guesses = guesses if head.ids is None else head.ids[guesses]
+    texts = torch.arange(len(drafted.rows), device=batch.tokens.device).unsqueeze(1)
+    depths = range(1, head.config.drafts + 1)
+    whole = drafted.real & starts(batch, head.config.drafts)[-1][texts, drafted.rows]
+    best = best_tokens(batch, teacher)
+    truth = torch.stack([shifted(best, depth)[texts, drafted.rows] for depth in depths], -1)
+    text = torch.stack([batch.following(depth + 1)[texts, drafted.rows] for depth in depths], -1)
+    # After a token that is not the target's own choice the text goes on as another one.
+    kept = whole & (truth == text)[..., :-1].all(-1)
+    logits = head.confidence(drafted.previous, drafted.slots.hidden)[kept]
+    return logits, (guesses == truth)[kept].cumprod(-1).bool()
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -62,7 +62,8 @@ class MedusaRecipe:
         """See :class:`outrider.train.recipes.base.Recipe`."""
         return parallel_acceptance(head, batch, teacher, self.heads)
 
-    def calibrate(self, head: Medusa, batches: Sequence[Batch], teacher: Teacher) -> None:
+    def calibrate(self, head: Medusa, batches: Sequence[Batch], teacher: Teacher) -> Mapping[str, float]:
         """See :class:`outrider.train.recipes.base.Recipe`; the accuracies that a tree is made from."""
         chances = parallel_chances(head, batches, self.heads)
         head.config = dataclasses.replace(head.config, chances=chances)
+        return {}

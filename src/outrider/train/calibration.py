@@ -1,0 +1,74 @@
+"""How true a confidence is, and the temperatures that make it truer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+
+Judged = tuple[torch.Tensor, torch.Tensor]
+"""[n, drafts] each: confidences before the sigmoid, and whether all drafts up to a slot were accepted."""
+_TEMPERATURES: Final = tuple(0.5 * 1.07**step for step in range(36))
+"""Tried for each slot: from 0.5 to 5.3."""
+
+
+def scaling_temperatures(logits: torch.Tensor, right: torch.Tensor) -> tuple[float, ...]:
+    """What each slot's confidence is divided by, so that survivals are true (sequential temperature scaling).
+
+    Slots are settled from the first on: each takes the temperature with which the product of all confidences so far is
+    best calibrated (DSpark, §3.2).
+
+    Args:
+        logits: [n, drafts], confidences before the sigmoid.
+        right: bool [n, drafts], whether all drafts up to a slot were accepted.
+    """
+    found: list[float] = []
+    survival = torch.ones(len(logits))
+    for slot in range(logits.shape[1]):
+        tried = [survival * torch.sigmoid(logits[:, slot] / temperature) for temperature in _TEMPERATURES]
+        errors = [calibration_error(chances, right[:, slot]) for chances in tried]
+        best = min(range(len(errors)), key=errors.__getitem__)
+        found.append(_TEMPERATURES[best])
+        survival = tried[best]
+    return tuple(found)
+
+
+def calibration_error(chances: torch.Tensor, happened: torch.Tensor, bins: int = 15) -> float:
+    """Expected calibration error: how far chances are from what happens, over bins of equally many."""
+    order = chances.argsort()
+    pairs = zip(chances[order].tensor_split(bins), happened[order].float().tensor_split(bins), strict=True)
+    return sum(float((said.mean() - did.mean()).abs()) * len(said) for said, did in pairs if len(said)) / len(chances)
+
+
+def survivals(logits: torch.Tensor, temperatures: Sequence[float]) -> torch.Tensor:
+    """How likely all drafts up to each slot are accepted, as confidences have it: [n, drafts]."""
+    return torch.sigmoid(logits / torch.tensor(temperatures)).cumprod(-1)
+
+
+def cross_checked(parts: Sequence[Judged]) -> Mapping[str, float]:
+    """The calibration error, averaged over slots, before temperatures were set and after.
+
+    Temperatures that are judged were fitted on other texts: on one half of the parts for the other half, both ways.
+
+    Args:
+        parts: texts that belong together; fewer than two of them cannot be checked.
+    """
+    halves = [[part for part in half if len(part[0])] for half in (parts[::2], parts[1::2])]
+    if not all(halves):
+        return {}
+    first, second = (_joined(half) for half in halves)
+    before, after, count = 0.0, 0.0, 0
+    for fitted, (logits, right) in ((first, second), (second, first)):
+        drafts, share = right.shape[1], len(right)
+        for temperatures, scaled in (((1.0,) * drafts, False), (scaling_temperatures(*fitted), True)):
+            said = survivals(logits, temperatures)
+            error = sum(calibration_error(said[:, slot], right[:, slot]) for slot in range(drafts)) / drafts
+            before, after = before + share * error * (not scaled), after + share * error * scaled
+        count += share
+    return {"calibration error, unscaled": before / count, "calibration error": after / count}
+
+
+def _joined(parts: Sequence[Judged]) -> Judged:
+    logits, right = zip(*parts, strict=True)
+    return torch.cat(logits), torch.cat(right)
