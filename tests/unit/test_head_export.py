@@ -30,7 +30,7 @@ from tiny_heads import tiny_head
 
 from outrider.cli import main
 from outrider.errors import ConfigError, ModelError
-from outrider.heads.checkpoint import PACKED, HeadCheckpoint, TargetFacts, read_head, write_head
+from outrider.heads.checkpoint import PACKED, SMALL, HeadCheckpoint, TargetFacts, read_head, write_head
 from outrider.heads.formats.base import destinations, export
 
 TARGET = TargetFacts("", WIDTH, 6, VOCABULARY)
@@ -278,24 +278,28 @@ def test_speculators_draws_as_we_do_dspark(tmp_path: Path, name: str, monkeypatc
         torch.testing.assert_close(own.confidence(previous, hidden), model.confidence_head(read), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("flags", "body"), [([], 126), (["--four-bits"], 7)])
 @pytest.mark.parametrize("kind", ["eagle3", "dspark"])
-def test_a_packed_head_is_small_and_drafts_as_the_kernels_would(kind: str, tmp_path: Path) -> None:
+def test_a_packed_head_is_small_and_drafts_as_the_kernels_would(
+    kind: str, flags: list[str], body: int, tmp_path: Path
+) -> None:
     head = tiny_head(kind, tiny_model(0))
     write_head(tmp_path / "whole", head)
-    assert main(["export", str(tmp_path / "whole"), "--to", "outrider", "--output", str(tmp_path / "packed")]) == 0
+    words = ["export", str(tmp_path / "whole"), "--to", "outrider", "--output", str(tmp_path / "packed"), *flags]
+    assert main(words) == 0
     sizes = {name: (tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "packed")}
-    assert sizes["packed"] < 0.5 * sizes["whole"]
+    assert sizes["packed"] < (0.5 if body > 7 else 0.4) * sizes["whole"]
     small = read_head(tmp_path / "packed")
     assert (small.kind, small.config, small.target) == (head.kind, head.config, head.target)
     for name, tensor in head.tensors.items():
         if tensor.is_floating_point() and tensor.ndim == 2 and tensor.shape[1] % 32 == 0:
-            steps = 7 if "lm_head" in name or "w1" in name else 126
+            steps = 7 if "lm_head" in name or "w1" in name else body
             step = tensor.unflatten(1, (-1, 32)).abs().amax(-1, keepdim=True) / steps
             distance = (small.tensors[name] - tensor).unflatten(1, (-1, 32)).abs()
             assert bool((distance <= step + 1e-3).all()), name
         else:
             torch.testing.assert_close(small.tensors[name], tensor)
-    write_head(tmp_path / "again", small, PACKED)
+    write_head(tmp_path / "again", small, SMALL if flags else PACKED)
     again = read_head(tmp_path / "again").tensors
     assert all(torch.allclose(again[name], tensor, atol=1e-3) for name, tensor in small.tensors.items())
 
@@ -309,3 +313,10 @@ def test_a_tensor_that_is_not_stored_as_its_name_says(part: str, wrong: str, tmp
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="is not stored as its name says"):
         read_head(tmp_path)
+
+
+def test_only_our_own_format_is_kept_in_four_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_head(tmp_path / "head", tiny_head("eagle3", tiny_model(0)))
+    words = ["export", str(tmp_path / "head"), "--to", "specforge", "--output", str(tmp_path / "out"), "--four-bits"]
+    assert main(words) == 2
+    assert "--four-bits is for the format outrider alone; specforge keeps plain numbers" in capsys.readouterr().err

@@ -121,6 +121,8 @@ OWN: Final = "outrider"
 """What this format is called where heads are exported."""
 PACKED: Final = {"": "Q8_0", "lm_head": "Q4_0", "markov_head.markov_w1": "Q4_0"}
 """Kinds in which a head is as small as it runs on the CPU kernels, see :func:`write_head`."""
+SMALL: Final = {"": "Q4_0"}
+"""Kinds in which a head is smallest."""
 _WORDS: Final = {"width": "hidden size", "layers": "number of layers", "vocabulary": "vocabulary"}
 
 
