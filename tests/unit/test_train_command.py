@@ -78,6 +78,10 @@ def test_the_same_command_again_has_nothing_left_to_do(place: Path, capsys: pyte
     assert "0 answers" in out
     assert "0 texts captured" in out
     assert (place / "blockwise" / "model.safetensors").read_bytes() == weights
+    (place / "more.jsonl").write_text("".join(json.dumps({"prompt": f"and {n}?"}) + "\n" for n in range(40)))
+    code, _, err = trained(place, capsys, "blockwise", "--heads", "2", "--data", str(place / "more.jsonl"))
+    assert code == 2, "went on with other texts"
+    assert "holds a training with texts = '1" in err
 
 
 def test_answering_while_training_keeps_few_answers_and_drafts_all_the_same(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,6 +160,8 @@ class Data:
     shards: Shards
     shape: Shape
     held_out: list[Batch]
+    texts: str
+    """Names the texts to train on: see :class:`outrider.train.loop.Task`."""
 
     @classmethod
     def of(cls, llm: LLM, recipe: Recipe, source: Source, config: DataConfig, console: Console) -> Data:
@@ -177,8 +180,14 @@ class Data:
         layers = captured_layers(target, recipe.layers_read(target))
         shape = Shape(layers, rows=config.rows, max_length=config.max_length)
         held_out = held_out_batches((text for piece in range(len(judged)) for text in judged.read(piece)), shape)
-        shards = _shards(llm, source, texts, rows, console)
-        return cls(None if vocabulary is None else vocabulary.ids, Matrices.of(target), shards, shape, held_out)
+        return cls(
+            None if vocabulary is None else vocabulary.ids,
+            Matrices.of(target),
+            _shards(llm, source, texts, rows, console),
+            shape,
+            held_out,
+            _name_of(source, texts),
+        )
 
     def stream(self, seed: int) -> Batches:
         """Batches without end."""
@@ -191,3 +200,9 @@ def _shards(llm: LLM, source: Source, texts: Texts, rows: HiddenRows, console: C
         prompts = [prompt for prompt in source.read() if not prompt.for_validation]
         return Online(llm, prompts, source.answers, rows.layers)
     return Streamed(llm.engine.target, texts.train, rows.filled(texts.train, judging=False, console=console))
+
+
+def _name_of(source: Source, texts: Texts) -> str:
+    """How many texts there are, and a hash of which."""
+    keys = [prompt.key for prompt in source.read()] if source.online else [example.key for example in texts.train]
+    return f"{len(keys)} ({hashlib.sha256(' '.join(sorted(keys)).encode()).hexdigest()[:8]})"

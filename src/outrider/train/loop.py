@@ -77,6 +77,8 @@ class Task:
     teacher: Teacher
     stream: Stream
     held_out: Sequence[Batch]
+    texts: str = ""
+    """Names the texts of the stream: a training that was begun on others cannot be gone on with."""
 
 
 class Training:
@@ -104,7 +106,7 @@ class Training:
         self._workers = workers or Alone()
         self._folder, self._console = folder, console if self._workers.rank == 0 else None
         self._head = task.head.to(self._workers.device)
-        self._held_out = task.held_out
+        self._held_out, self._texts = task.held_out, task.texts
         self._weights = [weight for weight in self._head.parameters() if weight.requires_grad]
         self._optimiser = _optimiser(self._weights, settings)
         self._progress = Progress()
@@ -270,7 +272,12 @@ class Training:
         options: dict[str, object] = dataclasses.asdict(self._settings) | dataclasses.asdict(recipe)
         del options["save_seconds"]
         shapes = {name: list(weight.shape) for name, weight in self._head.state_dict().items()}
-        return options | {"recipe": self._recipe.method, "workers": self._workers.count, "head's shapes": shapes}
+        return options | {
+            "texts": self._texts,
+            "recipe": self._recipe.method,
+            "workers": self._workers.count,
+            "head's shapes": shapes,
+        }
 
     def _resume(self) -> None:
         state = load_state(self._folder / STATE, self._identity(), _defaults(self._settings, self._recipe))

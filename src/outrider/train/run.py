@@ -68,7 +68,7 @@ def train(
         if product.shows_untrained and not done:
             product.write(output / UNTRAINED, head, facts, {})
         folder = product.place(output, len(done))
-        task = Task(stage, head, gathered.teacher, gathered.stream(wishes.seed), gathered.held_out)
+        task = Task(stage, head, gathered.teacher, gathered.stream(wishes.seed), gathered.held_out, gathered.texts)
         done.append(Training(task, wishes, folder / TRAINING, console=console).run())
         product.write(folder, done[-1].head, facts, told)
     apart = recipe.apart([one.head for one in done], gathered.held_out, gathered.teacher)
