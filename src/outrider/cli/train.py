@@ -139,6 +139,7 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     from outrider.train.bought import bought
     from outrider.train.gather import Source, gather, hidden_rows
     from outrider.train.run import train as run
+    from outrider.train.start import check_start
 
     recipe: Recipe = flags.of(recipe_class(method).method)
     flags.check_used(recipe.method)
@@ -147,6 +148,7 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     source = Source(data_folder or output_folder / "data", data, synthesise, flags.of("answers"), online)
     llm = LLM(model, speculation="none", backend=backend)
     name = find(model)[1]
+    check_start(recipe, settings.start_from, output_folder, llm.engine.target)
     gather(llm, source, name, console, hidden_rows(llm, recipe, source, sizes))
     trained = run(llm, recipe, source, output_folder, target_name=name, data=sizes, settings=settings, console=console)
     comparison = bought(llm, recipe.product.arms(recipe.method, output_folder), source.folder, console)
