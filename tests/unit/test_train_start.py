@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from captured import TinyTarget
-from cut_target import target_with_files
+from tiny import tiny_model
 
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import TargetFacts
@@ -22,7 +21,7 @@ def recipe(method: str, **options: object) -> Recipe:
 
 def written(method: str, folder: Path) -> str:
     """The folder of an untrained head."""
-    made, target = recipe(method), TinyTarget()
+    made, target = recipe(method), tiny_model()
     made.product.write(folder, made.head(target, None, 0), TargetFacts.of(target), {})
     return str(folder)
 
@@ -43,8 +42,8 @@ def test_a_head_of_another_shape_is_refused(
 ) -> None:
     start = written(method, tmp_path / "head")
     with pytest.raises(ConfigError, match=message):
-        check_start(recipe(method, **options), start, tmp_path / "out", TinyTarget())
-    check_start(recipe(method), start, tmp_path / "out", TinyTarget())
+        check_start(recipe(method, **options), start, tmp_path / "out", tiny_model())
+    check_start(recipe(method), start, tmp_path / "out", tiny_model())
     assert not (tmp_path / "out").exists()
 
 
@@ -52,21 +51,21 @@ def test_a_block_drafter_of_the_other_method_is_refused(tmp_path: Path) -> None:
     start = written("dspark", tmp_path)
     wanted = recipe("dflash", slots=3, blocks=1, rank=8, inner=32, correction="markov")
     with pytest.raises(ConfigError, match=r"with draft_from_anchor True, .* False; train its own method, or begin"):
-        started_head(wanted, Path(start), TinyTarget())
+        started_head(wanted, Path(start), tiny_model())
 
 
 @pytest.mark.parametrize("method", ["draft_model", "specinfer"])
 def test_what_begins_with_layers_of_the_target_takes_no_head(method: str, tmp_path: Path) -> None:
     start = written("medusa", tmp_path / "head")
     with pytest.raises(ConfigError, match=f"{method} begins with layers of the target, .* leave out --start-from"):
-        check_start(recipe(method), start, tmp_path / "out", TinyTarget())
+        check_start(recipe(method), start, tmp_path / "out", tiny_model())
 
 
 def test_members_of_an_earlier_training_do_not_join(tmp_path: Path) -> None:
     for name in ("1", "2", "3"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
-    target = target_with_files(tmp_path / "target")
+    target = tiny_model()
     check_start(recipe("specinfer", members=3), "", tmp_path, target)
     with pytest.raises(ConfigError, match=r"3 is left of an earlier training and would join the 2 of this one; delete"):
         check_start(recipe("specinfer", members=2), "", tmp_path, target)
