@@ -16,6 +16,7 @@ from outrider.train.products import UNTRAINED
 from outrider.train.recipes.base import Recipe
 from outrider.train.settings import Settings
 from outrider.train.start import check_start, started_head
+from outrider.train.state import fingerprint
 
 TRAINING: Final = "training"
 
@@ -67,7 +68,8 @@ def train(
         if product.shows_untrained and not done:
             product.write(output / UNTRAINED, head, facts, {})
         folder = product.place(output, len(done))
-        task = Task(stage, head, gathered.teacher, gathered.stream(wishes.seed), gathered.held_out, gathered.texts)
+        deciding = {**gathered.facts, "trained before": [fingerprint(one.head) for one in done]}
+        task = Task(stage, head, gathered.teacher, gathered.stream(wishes.seed), gathered.held_out, deciding)
         done.append(Training(task, wishes, folder / TRAINING, console=console).run())
         product.write(folder, done[-1].head, facts, told)
     apart = recipe.apart([one.head for one in done], gathered.held_out, gathered.teacher)
