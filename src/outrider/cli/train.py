@@ -129,7 +129,8 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
         data: JSONL file of prompts, {"messages": …} or {"prompt": …} on each line; may be given more than once.
         synthesise: have the model make so many prompts itself.
         data_folder: where prompts, answers and hidden rows are kept, for other trainings too; by default OUTPUT/data.
-        online: answer prompts while training runs through them, and keep neither answers nor hidden rows on disk.
+        online: answer prompts while training runs through them; of the answers the disk then holds those that judge the
+            head, with hidden rows, and the first 256 to train on, whose tokens make the draft vocabulary.
         backend: what runs the model.
         flags: options of the data, the loop and the method.
         as_json: print one JSON object as the last line.
