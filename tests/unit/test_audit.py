@@ -31,7 +31,7 @@ from outrider.audit.faults import IN_FREQUENCIES, IN_PREFIXES, IN_TEXTS
 from outrider.audit.frequencies import ITSELF, TARGET, Here, Redraw, caught_after, check_frequencies
 from outrider.audit.parts import PAGE
 from outrider.audit.report import CheckResult, FaultResult, Report
-from outrider.audit.stages import FALSE_ALARM, FrequencyStages
+from outrider.audit.stages import FALSE_ALARM, PREFIXES, FrequencyStages, TextStages
 from outrider.drafters.draft_model import DraftModel
 from outrider.errors import ConfigError
 from outrider.sampling.sampler import RequestSampler
@@ -169,6 +169,17 @@ def test_every_exact_ratio_rule_is_drawn_from() -> None:
     tree = [stage.name for stage in stages(parts("draft_model-tree")).stages()]
     assert "frequencies: block, draft_model" not in tree
     assert "frequencies: traversal, draft_model" in tree
+
+
+@pytest.mark.parametrize("case", ["eagle3", "medusa", "dspark", "lookup_model-head"])
+def test_what_reads_hidden_rows_is_left_out_of_frequencies_and_prefixes(case: str) -> None:
+    """A recording has none, and such a method has every prompt computed."""
+    engine = parts(case)
+    assert not [stage.name for stage in stages(engine).stages() if case.partition("-")[0] in stage.name]
+    names = [stage.name for stage in TextStages(engine, (), PROMPTS, Effort(draws=3200)).stages()]
+    assert PREFIXES not in names and len(names) > len(IN_TEXTS)
+    kept = [stage.name for stage in TextStages(parts("ngram"), (), PROMPTS, Effort(draws=3200)).stages()]
+    assert PREFIXES in kept
 
 
 def test_a_recording_keeps_the_targets_law() -> None:
