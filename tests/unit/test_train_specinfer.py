@@ -139,9 +139,14 @@ def test_the_command_makes_members_that_draft_together(
     assert list(result["apart"]) == ["member 1", "member 2", "merged"]
     weights = [(output / name / "model.safetensors").read_bytes() for name in ("1", "2")]
     assert weights[0] != weights[1]
+    states = [torch.load(output / name / "training" / "state.pt", weights_only=True) for name in ("1", "2")]
+    assert [len(state["identity"]["trained before"]) for state in states] == [0, 1], "a member knows those before it"
     assert main(words) == 0
     assert weights == [(output / name / "model.safetensors").read_bytes() for name in ("1", "2")], "trained again"
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["apart"] == result["apart"]
+    fewer = [*words[: words.index("--members")], "--members", "1", *words[words.index("--members") + 2 :]]
+    assert main(fewer) == 2
+    assert "2 is left of an earlier training and would join the 1 of this one" in capsys.readouterr().err
     words = ["generate", "say 3 aloud", "--model", str(model), "--max-tokens", "8", "--json"]
     assert main([*words, "--speculative-draft-model-path", str(output)]) == 0
     done = json.loads(capsys.readouterr().out)
