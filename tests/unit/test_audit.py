@@ -106,7 +106,7 @@ def test_faults_of_the_bookkeeping_show_in_texts(fault) -> None:  # type: ignore
 
 
 @pytest.mark.parametrize("model", [tiny_model, tiny_native])
-@pytest.mark.parametrize("case", ["none", "draft_model", "lookup_model"])
+@pytest.mark.parametrize("case", ["none", "draft_model", "lookup_model", "lookup_model-head", "lookup_model-block"])
 def test_prompts_that_begin_alike_and_the_faults_that_show_there(case: str, model) -> None:  # type: ignore[no-untyped-def]
     engine = replace(parts(case), target=model(0))
     texts = related_texts(PROMPTS, 100)
@@ -169,6 +169,14 @@ def test_every_exact_ratio_rule_is_drawn_from() -> None:
     tree = [stage.name for stage in stages(parts("draft_model-tree")).stages()]
     assert "frequencies: block, draft_model" not in tree
     assert "frequencies: traversal, draft_model" in tree
+
+
+@pytest.mark.parametrize("case", ["eagle3", "medusa", "dspark", "lookup_model-head"])
+def test_what_reads_hidden_rows_is_left_out_of_frequencies(case: str) -> None:
+    """A recording has none."""
+    names = [stage.name for stage in stages(parts(case)).stages()]
+    assert not [name for name in names if case.partition("-")[0] in name]
+    assert [name for name in names if "the target itself" in name]
 
 
 def test_a_recording_keeps_the_targets_law() -> None:

@@ -5,6 +5,8 @@ A row too early or too late raises no error, it only costs acceptance; so the tw
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from tiny import VOCABULARY, tiny_model
@@ -141,3 +143,14 @@ def test_calibration_is_checked_on_other_texts_than_it_was_fitted_on() -> None:
     ]
     assert cross_checked(opposed)["calibration error"] > 0.1
     assert cross_checked([(honest[0], right[0])]) == {}
+
+
+def test_a_confidence_without_a_whole_block_keeps_its_temperatures() -> None:
+    made = recipe_class("dspark")(slots=3, blocks=1, rank=4, inner=32)
+    target = tiny_model(0)
+    head = made.head(target, None, seed=0)
+    head.config = dataclasses.replace(head.config, temperatures=(2.0, 2.0, 2.0))
+    one = text_of(target)
+    short = dataclasses.replace(one, mask=one.mask & (torch.arange(LENGTH) == START))  # one row of an answer
+    assert made.calibrate(head, [short], Matrices.of(target)) == {}
+    assert head.config.temperatures == (2.0, 2.0, 2.0)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tiny import tiny_model
+from tiny_heads import tiny_head
 
+from outrider import LLM, SamplingParams
+from outrider.drafters import _trained
+from outrider.drafters._trained import head_config
 from outrider.drafters.base import DraftContext, DraftSequence
+from outrider.drafters.lookup_model import LookupModel
 from outrider.drafters.ngram import Ngram, NgramDrafter, NgramIndex, copied
 from outrider.drafters.suffix import Suffix, SuffixDrafter
+from outrider.errors import ConfigError
+from outrider.heads.checkpoint import kind_of, write_head
 from outrider.verify.base import Draws
 
 
@@ -82,3 +91,33 @@ def test_the_corpus_drafts_for_later_requests_and_only_where_asked() -> None:
         drafter.close("first")
         tree = propose(drafter, [90, 11, 12, 13], key="second")
         assert (tree.tokens[1:3] == (14, 15)) is drafted
+
+
+class TestTheModelAfterALookup:
+    def test_without_a_name_no_folder_is_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write_head(tmp_path, tiny_head("medusa", tiny_model(0)))
+        monkeypatch.chdir(tmp_path)
+        assert head_config("") is None
+        assert head_config(".") is not None
+        with pytest.raises(ConfigError, match="draft_model needs a draft model"):
+            LLM.from_model(tiny_model(0), speculation=LookupModel())
+
+    def test_a_folder_is_looked_into_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write_head(tmp_path, tiny_head("eagle", tiny_model(0)))
+        reads: list[object] = []
+        monkeypatch.setattr(_trained, "kind_of", lambda path: (reads.append(path), kind_of(path))[1])
+        assert head_config(str(tmp_path)).method in ("eagle", "eagle2")
+        assert reads == [str(tmp_path)]
+
+    @pytest.mark.parametrize("method", ["eagle3", "dspark", "medusa"])
+    def test_a_head_in_memory_drafts(self, method: str) -> None:
+        heads, params = {"h": tiny_head(method, tiny_model(0))}, SamplingParams(max_tokens=8, temperature=0.0)
+        llm = LLM.from_model(tiny_model(0), speculation=LookupModel(model="h"), heads=heads)
+        drafted = llm.generate([[1, 2, 3, 4]], params)[0]
+        plain = LLM.from_model(tiny_model(0), speculation="none").generate([[1, 2, 3, 4]], params)[0]
+        assert drafted.token_ids == plain.token_ids
+        assert llm.engine._drafter.hidden_layers, "another drafter was built"
+
+    def test_what_is_neither_in_memory_nor_on_the_disk_is_named(self) -> None:
+        with pytest.raises(ConfigError, match="nowhere"):
+            LLM.from_model(tiny_model(0), speculation=LookupModel(model="nowhere"))

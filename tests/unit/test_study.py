@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,12 @@ class TestQuality:
         assert 0 < found.judged <= found.tokens == 12
         assert found.perplexity is not None
         assert 1.0 < found.perplexity < math.inf
+
+    def test_a_head_is_judged_where_a_row_is_not_worth_its_cost(self) -> None:
+        heads = models(tiny=tiny_head("dspark", tiny_model(0)))
+        config = by_id("dspark")
+        dear, free = (quality(heads, replace(config, row_cost=cost), ANSWERS) for cost in (10.0, 0.0))
+        assert dear == free
 
     @pytest.mark.parametrize(
         ("case", "reason"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable
 
@@ -68,6 +69,20 @@ def test_long_texts_are_cut_and_texts_without_an_answer_are_left_out() -> None:
         next(Batches(InMemory([]), shape, seed=0))
     with pytest.raises(ConfigError, match="no held-out texts"):
         held_out_batches([text(9, 5)], shape)
+
+
+def test_a_window_is_let_go_before_the_next_is_read() -> None:
+    alive: list[weakref.ref[Text]] = []
+
+    class Watched(Counted):
+        def read(self, shard: int) -> list[Text]:
+            assert not [text for text in alive if text() is not None], "two windows are in memory"
+            found = [text(5, 2, shard)]
+            alive.extend(map(weakref.ref, found))
+            return found
+
+    stream = Batches(Watched([[2], [2], [2]]), Shape(layers=(0,)), seed=0, window=1)
+    assert len({names_of(next(stream))[0] for _ in range(3)}) == 3
 
 
 lengths = st.lists(st.lists(st.integers(2, 40), min_size=0, max_size=12), min_size=1, max_size=5)

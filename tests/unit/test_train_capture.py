@@ -22,7 +22,7 @@ from outrider.llm import LLM
 from outrider.target.base import TargetModel
 from outrider.train import buffer as buffer_module
 from outrider.train.batches import Shards
-from outrider.train.buffer import Captured, FeatureBuffer
+from outrider.train.buffer import Captured, FeatureBuffer, row_bytes
 from outrider.train.capture import capture, capture_each, captured_layers
 from outrider.train.example import Example
 from outrider.train.prompts import Prompt
@@ -279,10 +279,16 @@ def test_the_online_source_answers_and_captures_what_the_two_steps_would(tmp_pat
     llm = LLM(make_folder(tmp_path / "model"), backend="hf", speculation=None)
     prompts = [Prompt.asked(f"question {number}") for number in range(7)]
     config = AnswerConfig(max_tokens=5, abreast=3)
-    source = Online(llm, prompts, config, (0,), piece=3)
+    longest = min(config.longest_prompt + config.max_tokens, llm.engine.target.context_length)
+    three = 3 * longest * row_bytes(32, LAYERS)
+    source = Online(llm, prompts, config, (0,), three)
     assert [len(source.read(piece)) for piece in range(len(source))] == [3, 3, 1]
+    assert len(Online(llm, prompts, config, (0,), three - 1)) == 4, "a piece may hold more than its bytes"
+    assert len(Online(llm, prompts, config, (0,), 1)) == 7
+    again = Online(llm, prompts[::-1], config, (0,), three)
+    assert contents(again.read(0)) == contents(source.read(0)), "pieces depend on the order of a file"
     assert llm.tokenizer is not None
-    for captured, prompt in zip(everything(source), prompts, strict=True):
+    for captured, prompt in zip(everything(source), sorted(prompts, key=lambda prompt: prompt.key), strict=True):
         tokens = captured.tokens.tolist()
         assert tokens[: captured.answer_start] == prompt.encode(llm.tokenizer)
         answer = llm.generate([tokens[: captured.answer_start]], config.params(prompt))[0].token_ids

@@ -82,6 +82,9 @@ def test_the_same_command_again_has_nothing_left_to_do(place: Path, capsys: pyte
     code, _, err = trained(place, capsys, "blockwise", "--heads", "2", "--data", str(place / "more.jsonl"))
     assert code == 2, "went on with other texts"
     assert "holds a training with texts = '1" in err
+    code, _, err = trained(place, capsys, "blockwise", "--heads", "2", "--max-length", "64")
+    assert code == 2, "went on with other batches"
+    assert "holds a training with longest text = 512, not 64" in err
 
 
 def test_answering_while_training_keeps_few_answers_and_drafts_all_the_same(
@@ -96,6 +99,8 @@ def test_answering_while_training_keeps_few_answers_and_drafts_all_the_same(
     kept = [json.loads(line) for line in (place / "little" / "answers.jsonl").read_text().splitlines()[1:]]
     assert len([line for line in kept if not line["validation"]]) == 20
     assert 0 < len([line for line in kept if line["validation"]]) < PROMPTS // 5
+    assert list((place / "little").glob("hidden-*/held_out/*.safetensors"))
+    assert not list((place / "little").glob("hidden-*/train/*.safetensors")), "rows were kept that nobody reads"
 
 
 def test_training_goes_on_from_a_head_that_was_trained_before(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,6 +115,10 @@ def test_training_goes_on_from_a_head_that_was_trained_before(place: Path, capsy
     code, _, err = trained(place, capsys, "medusa", "--start-from", str(place / "begun"), output="other")
     assert code == 2
     assert "is a head of kind eagle, and medusa trains those of kind medusa" in err
+    code, _, err = trained(place, capsys, "eagle", "--start-from", str(place / "begun"), "--inner", "64", data="fresh")
+    assert code == 2
+    assert "with inner 96, and this training's would have 64; give --inner 96" in err
+    assert not (place / "fresh").exists(), "prompts were answered first"
 
 
 def test_what_cannot_be_trained_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

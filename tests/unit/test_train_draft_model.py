@@ -113,15 +113,31 @@ def test_the_loss_is_the_mean_over_rows_of_answers(
     assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in head.parameters())
 
 
-def test_a_sample_of_all_other_tokens_is_the_whole_vocabulary(target: TinyTarget) -> None:
+@pytest.mark.parametrize("objective", ["kl", "cross_entropy"])
+def test_a_sample_of_all_other_tokens_is_the_whole_vocabulary(target: TinyTarget, objective: str) -> None:
     one = batch(temperature=1.0)
+    one = dataclasses.replace(one, mask=one.mask & torch.isin(one.following(1), SOME))  # rows that every loss reads
     whole, all_others, half, none = (
-        recipe(layers=1, others=others).loss(recipe(layers=1).head(target, ids, 0), one, teacher()).loss.item()
+        recipe(layers=1, others=others, objective=objective)
+        .loss(recipe(layers=1).head(target, ids, 0), one, teacher())
+        .loss.item()
         for ids, others in ((None, 0), (SOME, VOCABULARY), (SOME, VOCABULARY // 4), (SOME, 0))
     )
     assert all_others == pytest.approx(whole, rel=1e-4)
     assert half != pytest.approx(whole, rel=1e-3)
     assert abs(half - whole) < abs(none - whole)
+
+
+def test_rows_of_a_vocabulary_are_kept_beside_those_of_a_batch() -> None:
+    """In the order asked for, and gathered anew only for what has not been asked for lately."""
+    made, hidden = teacher(), torch.eye(32)[:2]
+    turned = torch.arange(VOCABULARY - 1, -1, -1)
+    assert torch.equal(made.read(hidden, turned), made.read(hidden).flip(1))
+    kept = made._rows(SOME)
+    for seed in range(3):
+        drawn = columns(SOME, dataclasses.replace(batch(), seed=seed), made, 8).ids
+        assert made._rows(drawn) is made._rows(drawn)
+        assert made._rows(SOME.clone()) is kept, "gathered again"
 
 
 def test_other_tokens_are_drawn_anew_for_each_batch() -> None:

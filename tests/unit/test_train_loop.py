@@ -123,6 +123,27 @@ def test_another_training_in_the_folder_is_refused(tmp_path: Path) -> None:
         run(tmp_path, learning_rate=0.01)
 
 
+def test_a_state_says_nothing_of_what_it_is_older_than(tmp_path: Path) -> None:
+    """What decides the batches must be the same, but a state from before that was written down is gone on with."""
+    old, new = ({"rows of a batch": rows, "texts": "9 (ab)"} for rows in (96, 48))
+    Training(dataclasses.replace(job(), facts={}), settings(), tmp_path).run()
+    before = weights(tmp_path)
+    Training(dataclasses.replace(job(), facts=old), settings(), tmp_path).run()
+    assert same(before, weights(tmp_path))
+    other = tmp_path / "other"
+    Training(dataclasses.replace(job(), facts=old), settings(), other).run()
+    with pytest.raises(TrainingError, match="holds a training with rows of a batch = 96, not 48"):
+        Training(dataclasses.replace(job(), facts=new), settings(), other).run()
+
+
+def test_weights_have_a_name() -> None:
+    one, again = job().head, job().head
+    assert state_files.fingerprint(one) == state_files.fingerprint(again)
+    with torch.no_grad():
+        next(again.parameters()).view(-1)[-1] += 1e-3
+    assert state_files.fingerprint(one) != state_files.fingerprint(again)
+
+
 def test_a_damaged_state_is_refused_and_a_partial_one_ignored(tmp_path: Path) -> None:
     (tmp_path / "state.pt.partial").write_bytes(b"half")
     run(tmp_path)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny import VOCABULARY, tiny_model, tiny_native
+from wrapped import Wrapped
 
 from outrider.config import CacheConfig, SchedulerConfig
+from outrider.drafters.base import Committed, methods
+from outrider.errors import NumericsError
 from outrider.kernels.native import cpu
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
+from outrider.scheduler import Scheduler
 from outrider.target.base import TargetModel
 from outrider.train.capture import capture_each
 from outrider.train.example import Example
@@ -59,10 +63,46 @@ def test_rows_are_those_of_a_pass_over_the_text(make: object, prefix_cache: bool
     check(target, *recorded(target, CacheConfig(page_size=4, prefix_cache=prefix_cache), SchedulerConfig()))
 
 
-def test_texts_that_lost_their_pages_are_recorded_from_the_beginning() -> None:
-    target = tiny_model()
-    cache = CacheConfig(rows=80, page_size=4)  # too few for five texts of 37 tokens
+def test_texts_that_lost_their_pages_are_recorded_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, lost, preempt = tiny_model(), [], Scheduler.preempt
+    monkeypatch.setattr(
+        Scheduler, "preempt", lambda self, request: (lost.append(request.id), preempt(self, request))[1]
+    )
+    cache = CacheConfig(rows=60, page_size=4, prefix_cache=False)  # too few for two texts of 37 tokens
     check(target, *recorded(target, cache, SchedulerConfig()))
+    assert lost
+
+
+def test_a_row_that_is_no_number_costs_its_own_text_alone() -> None:
+    class Broken(Wrapped):
+        """The fourth prompt ends in a token whose row is no number."""
+
+        def forward(self, batch, cache, layers=()):  # type: ignore[no-untyped-def]
+            output = self.target.forward(batch, cache, layers)
+            rows = output.hidden[0].clone()
+            rows[batch.tokens == PROMPTS[3][-1]] = torch.nan
+            return output._replace(hidden={**output.hidden, 0: rows})
+
+    target = Broken(tiny_model())
+    recorder, examples = recorded(target, CacheConfig(), SchedulerConfig())
+    clean = [PROMPTS[3][-1] not in example.tokens[:-1] for example in examples]
+    assert 0 < sum(clean) < len(clean)
+    for example, sound in zip(examples, clean, strict=True):
+        if sound:
+            assert recorder.take(example) is not None
+        else:
+            with pytest.raises(NumericsError, match=f"the text {example.key}: .* rows of layer 0 are not numbers"):
+                recorder.take(example)
+    assert not recorder._ended
+
+
+def test_a_text_that_was_cut_off_is_not_kept() -> None:
+    recorder, rows = Recorder(LAYERS), {layer: torch.ones(3, 4) for layer in LAYERS}
+    for key, tokens in (("whole", [1, 2, 3, 4]), ("cut", [1, 2, 3, 4, 5, 6])):
+        kept = Committed(key, tokens, 0, range(3))
+        recorder.observe(SimpleNamespace(output=SimpleNamespace(hidden=rows), committed=[kept]))  # type: ignore[arg-type]
+        recorder.close(key)
+    assert list(recorder._ended) == [(1, 2, 3, 4)]
 
 
 def test_a_text_that_was_not_seen_is_not_made_up() -> None:
@@ -71,5 +111,5 @@ def test_a_text_that_was_not_seen_is_not_made_up() -> None:
     assert recorder.take(stranger) is None
 
 
-def test_nobody_chooses_recording_by_chance(tmp_path: Path) -> None:
-    assert Recording.automatic([str(tmp_path)]) is None
+def test_nobody_chooses_recording_by_name() -> None:
+    assert Recording.method not in methods()

@@ -109,10 +109,10 @@ def test_a_merged_tree_is_right_where_one_chain_is_all_the_way() -> None:
 
 
 def test_a_folder_of_members_stands_for_them(tmp_path: Path) -> None:
-    for name in ("1", "2", "10", "training", "untrained"):
+    for name in ("1", "2", "4", "10", "training", "untrained"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
-    members = tuple(str(tmp_path / name) for name in ("1", "2", "10"))
+    members = tuple(str(tmp_path / name) for name in ("1", "2"))
     assert members_in(tmp_path) == members
     assert SpecInfer(models=(str(tmp_path),)).models == members
     assert SpecInfer.automatic([str(tmp_path)]) == SpecInfer(models=members)
@@ -139,9 +139,14 @@ def test_the_command_makes_members_that_draft_together(
     assert list(result["apart"]) == ["member 1", "member 2", "merged"]
     weights = [(output / name / "model.safetensors").read_bytes() for name in ("1", "2")]
     assert weights[0] != weights[1]
+    states = [torch.load(output / name / "training" / "state.pt", weights_only=True) for name in ("1", "2")]
+    assert [len(state["identity"]["trained before"]) for state in states] == [0, 1], "a member knows those before it"
     assert main(words) == 0
     assert weights == [(output / name / "model.safetensors").read_bytes() for name in ("1", "2")], "trained again"
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["apart"] == result["apart"]
+    fewer = [*words[: words.index("--members")], "--members", "1", *words[words.index("--members") + 2 :]]
+    assert main(fewer) == 2
+    assert "2 is left of an earlier training and would join the 1 of this one" in capsys.readouterr().err
     words = ["generate", "say 3 aloud", "--model", str(model), "--max-tokens", "8", "--json"]
     assert main([*words, "--speculative-draft-model-path", str(output)]) == 0
     done = json.loads(capsys.readouterr().out)

@@ -128,8 +128,6 @@ class TextStages:
             name = f"{setting.name}: decoy trees"
             found.append(Stage(name, partial(self._decoys, name, setting, None)))
         found += [Stage(fault.name, partial(self._plant, fault)) for fault in IN_TEXTS]
-        if self._parts.config.needs.hidden_layers:  # such a method has every prompt computed
-            return found
         found.append(Stage(PREFIXES, partial(self._prefixes, None)))
         return found + [Stage(fault.name, partial(self._plant_prefix, fault)) for fault in IN_PREFIXES]
 
@@ -215,7 +213,7 @@ class FrequencyStages:
         ratio = [rule for rule in rules if rule.lossless and not repeats_plain_text(rule)]
         config, chosen = self._parts.config, self._parts.verifier
         tests: list[tuple[DrafterConfig, Verifier]] = []
-        if not config.needs.hidden_layers:  # a recording has rows of logits, none of hidden states
+        if not config.needs.reads_hidden:  # a recording has rows of logits, none of hidden states
             tests += [(config, chosen)] if repeats_plain_text(chosen) else []
             tests += [(config, rule) for rule in ratio if config.most_nodes > 1 and _is_exact(config, rule)]
         return tests + [(_self_draft(2 if rule.trees else 1), rule) for rule in ratio]

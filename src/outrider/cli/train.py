@@ -129,7 +129,8 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
         data: JSONL file of prompts, {"messages": …} or {"prompt": …} on each line; may be given more than once.
         synthesise: have the model make so many prompts itself.
         data_folder: where prompts, answers and hidden rows are kept, for other trainings too; by default OUTPUT/data.
-        online: answer prompts while training runs through them, and keep neither answers nor hidden rows on disk.
+        online: answer prompts while training runs through them; of the answers the disk then holds those that judge the
+            head, with hidden rows, and the first 256 to train on, whose tokens make the draft vocabulary.
         backend: what runs the model.
         flags: options of the data, the loop and the method.
         as_json: print one JSON object as the last line.
@@ -139,6 +140,7 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     from outrider.train.bought import bought
     from outrider.train.gather import Source, gather, hidden_rows
     from outrider.train.run import train as run
+    from outrider.train.start import check_start
 
     recipe: Recipe = flags.of(recipe_class(method).method)
     flags.check_used(recipe.method)
@@ -147,6 +149,7 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     source = Source(data_folder or output_folder / "data", data, synthesise, flags.of("answers"), online)
     llm = LLM(model, speculation="none", backend=backend)
     name = find(model)[1]
+    check_start(recipe, settings.start_from, output_folder, llm.engine.target)
     gather(llm, source, name, console, hidden_rows(llm, recipe, source, sizes))
     trained = run(llm, recipe, source, output_folder, target_name=name, data=sizes, settings=settings, console=console)
     comparison = bought(llm, recipe.product.arms(recipe.method, output_folder), source.folder, console)

@@ -40,7 +40,7 @@ class ChainOptions:
     @property
     def needs(self) -> Needs:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return Needs()
+        return Needs(reads_hidden=True)
 
     @property
     def most_nodes(self) -> int:
@@ -87,7 +87,7 @@ class TreeOptions:
     @property
     def needs(self) -> Needs:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return Needs(branching=self.topk > 1)
+        return Needs(branching=self.topk > 1, reads_hidden=True)
 
     @property
     def most_nodes(self) -> int:
@@ -110,9 +110,15 @@ def automatic_head(config: Any, draft_models: Sequence[str]) -> Any:
 
 def head_config(path: str) -> Any:
     """The method that runs the head in a folder, with its defaults; None where the folder holds no head."""
-    runners = [config for name in methods() if hasattr(config := config_class(name), "kind")]
-    offers = [offer for config in runners if (offer := automatic_head(config, [path])) is not None]
-    return max(offers, key=lambda offer: offer.automatic_rank, default=None)
+    kind = kind_of(path) if path else None
+    return None if kind is None else runner(kind, path)
+
+
+def runner(kind: str, head: str) -> Any:
+    """The method that runs heads of a kind, with its defaults, for the one of that name; None where there is none."""
+    runners = [config for name in methods() if getattr(config := config_class(name), "kind", None) == kind]
+    best: Any = max(runners, key=lambda config: config.automatic_rank, default=None)
+    return None if best is None else best(head=head)
 
 
 def built_head(bench: Workbench, options: ChainOptions | TreeOptions) -> Any:

@@ -41,6 +41,8 @@ class Needs:
     """Some drafts are point masses given the text before them, whatever the acceptance rule."""
     hidden_layers: tuple[int, ...] = ()
     """Target layers whose hidden rows it reads; see :class:`outrider.target.base.TargetOutput`."""
+    reads_hidden: bool = False
+    """It will read hidden rows, of layers that only its weights tell."""
 
 
 class Proposal(NamedTuple):

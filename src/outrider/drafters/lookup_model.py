@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from outrider.drafters._trained import head_config
+from outrider.drafters._trained import head_config, runner
 from outrider.drafters.base import (
     DraftContext,
     Drafter,
@@ -64,7 +64,7 @@ class LookupModel:
     @property
     def needs(self) -> Needs:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return Needs(deterministic=True, branching=self._then.needs.branching)
+        return replace(self._then.needs, deterministic=True)
 
     @property
     def most_nodes(self) -> int:
@@ -73,7 +73,9 @@ class LookupModel:
 
     def build(self, bench: Workbench) -> LookupModelDrafter:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return LookupModelDrafter(self, self._first.build(bench), self._then.build(bench))
+        known = bench.heads.get(self.model)
+        then = self._then if known is None else self._wished(runner(known.kind, self.model))
+        return LookupModelDrafter(self, self._first.build(bench), then.build(bench))
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> LookupModel | None:
@@ -86,7 +88,10 @@ class LookupModel:
 
     @cached_property
     def _then(self) -> DrafterConfig:
-        then: Any = head_config(self.model) or DraftModel(model=self.model)
+        return self._wished(head_config(self.model) or DraftModel(model=self.model))
+
+    def _wished(self, then: Any) -> DrafterConfig:
+        """A method with the options it shares with this one."""
         wishes = {"num_steps": self.num_steps, "topk": self.topk}
         own = {item.name for item in fields(then)}
         if self.topk > 1 and "topk" not in own:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count, takewhile
 from pathlib import Path
 from typing import ClassVar
 
 from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench, check_options, option, register
 from outrider.drafters.draft_model import DraftModel, DraftModelDrafter, load_drafter
 from outrider.errors import ConfigError
+from outrider.heads.checkpoint import CONFIG
 from outrider.sampling.noise import MOST_SOURCES
 from outrider.tree import TokenTree
 
@@ -87,10 +89,11 @@ class SpecInfer:
 
 def members_in(model: str | Path) -> tuple[str, ...]:
     """The draft models in a folder that holds nothing but such, ``1``, ``2`` and so on; else what was named itself."""
-    numbered = [file.parent for file in Path(model).glob("[0-9]*/config.json") if file.parent.name.isdecimal()]
-    if not numbered or (Path(model) / "config.json").exists():
+    folder = Path(model)
+    if (folder / CONFIG).exists():
         return (str(model),)
-    return tuple(str(member) for member in sorted(numbered, key=lambda member: int(member.name)))
+    members = takewhile(lambda member: (member / CONFIG).exists(), (folder / str(number) for number in count(1)))
+    return tuple(map(str, members)) or (str(model),)
 
 
 class SpecInferDrafter:

@@ -16,7 +16,16 @@ from typing import Any, Final
 import torch
 
 from outrider.bench.runner import Models, Sample
-from outrider.drafters.base import Committed, DraftContext, Drafter, DrafterConfig, DraftSequence, Outcome, Workbench
+from outrider.drafters.base import (
+    Committed,
+    DraftContext,
+    Drafter,
+    DrafterConfig,
+    DraftSequence,
+    Outcome,
+    Workbench,
+    changed,
+)
 from outrider.kv.pool import KVPool
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import RequestSampler
@@ -82,12 +91,14 @@ def quality(
     """
     if (reason := no_quality(config)) is not None:
         return Quality(reason=reason)
+    # A drafter that weighs the cost of a row would be silent just where it is unsure.
+    config = changed(config, {"row_cost": 0.0} if hasattr(config, "row_cost") else {})
     texts = [(answer.prompt.token_ids, answer.token_ids) for answer in answers]
     reader = _Reader(models, config, max(len(prompt) + len(answer) for prompt, answer in texts) + _SPARE_ROWS)
     loss, judged, tokens = 0.0, 0, 0
     with _taking_turns(models.target):
         for prompt, answer in texts:
-            # A reduced draft vocabulary leaves tokens out, whose probability is nought.
+            # Nought where a reduced draft vocabulary lacks the token, or nothing was drafted.
             losses = [-math.log(p) for p in reader.probabilities(prompt, answer) if p > 0.0]
             loss, judged, tokens = loss + sum(losses), judged + len(losses), tokens + max(0, len(answer) - 1)
             advance()

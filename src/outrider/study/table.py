@@ -65,7 +65,7 @@ def notes(told: Mapping[str, Any]) -> list[str]:
     ]
     lines += [
         f"{row['name']}: perplexity over the {row['quality']['judged']} of {row['quality']['tokens']} tokens that it "
-        "gives a probability"
+        "gives a probability; it lacks the others, or drafted nothing there"
         for row in told["drafters"]
         if 0 < row["quality"]["judged"] < row["quality"]["tokens"]
     ]

@@ -228,6 +228,7 @@ class Batches:
         while barren < 2:  # an epoch may end with nothing, but not begin and end so
             epoch, window, index = self.position
             if self._read != (epoch, window):
+                self._groups, self._read = [], None  # one window at a time
                 if (texts := self._texts(epoch, window)) is None:
                     barren += 1
                     self.position = Position(epoch + 1)

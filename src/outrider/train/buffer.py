@@ -117,8 +117,8 @@ class FeatureBuffer:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one token: its id and a row of each layer."""
-        return 4 + 2 * self.width * len(self.layers)
+        """See :func:`row_bytes`."""
+        return row_bytes(self.width, self.layers)
 
     @property
     def bytes(self) -> int:
@@ -335,6 +335,11 @@ class FeatureBuffer:
     def _write_index(self, shards: Sequence[_Shard]) -> None:
         value = self._facts | {"shards": [shard.to_dict() for shard in shards]}
         _write_whole(self.folder / _INDEX, json.dumps(value).encode())
+
+
+def row_bytes(width: int, layers: Sequence[int]) -> int:
+    """Bytes of one token: its id and a row of each layer."""
+    return 4 + 2 * width * len(layers)
 
 
 def halves(layer: int, rows: torch.Tensor) -> torch.Tensor:

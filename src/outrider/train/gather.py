@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final
@@ -147,6 +147,7 @@ def hidden_rows(llm: LLM, recipe: Recipe, source: Source, data: DataConfig) -> H
         recipe.layers_read(target),
         limit_bytes=int(data.buffer_gb * 1e9),
         held_out=data.held_out,
+        for_training=not source.online,
     )
 
 
@@ -160,8 +161,8 @@ class Data:
     shards: Shards
     shape: Shape
     held_out: list[Batch]
-    texts: str
-    """Names the texts to train on: see :class:`outrider.train.loop.Task`."""
+    facts: Mapping[str, object]
+    """Names the texts, and tells how they become batches: see :class:`outrider.train.loop.Task`."""
 
     @classmethod
     def of(cls, llm: LLM, recipe: Recipe, source: Source, config: DataConfig, console: Console) -> Data:
@@ -186,7 +187,7 @@ class Data:
             _shards(llm, source, texts, rows, console),
             shape,
             held_out,
-            _name_of(source, texts),
+            _facts(source, texts, shape),
         )
 
     def stream(self, seed: int) -> Batches:
@@ -202,7 +203,18 @@ def _shards(llm: LLM, source: Source, texts: Texts, rows: HiddenRows, console: C
     return Streamed(llm.engine.target, texts.train, rows.filled(texts.train, judging=False, console=console))
 
 
-def _name_of(source: Source, texts: Texts) -> str:
+def _facts(source: Source, texts: Texts, shape: Shape) -> Mapping[str, object]:
+    """What decides the batches; names that no option has."""
+    asked = [prompt.key for prompt in source.read()] if source.online else [example.key for example in texts.train]
+    return {
+        "texts": _name_of(asked),
+        "texts held out": _name_of([example.key for example in texts.held_out]),
+        "rows of a batch": shape.rows,
+        "longest text": shape.max_length,
+        "layers read": list(shape.layers),
+    }
+
+
+def _name_of(keys: Sequence[str]) -> str:
     """How many texts there are, and a hash of which."""
-    keys = [prompt.key for prompt in source.read()] if source.online else [example.key for example in texts.train]
     return f"{len(keys)} ({hashlib.sha256(' '.join(sorted(keys)).encode()).hexdigest()[:8]})"

@@ -30,15 +30,23 @@ class HiddenRows:
         layers: read by the head, beside the rows after the final norm.
         limit_bytes: most bytes of each buffer.
         held_out: most texts to judge by.
+        for_training: whether rows of texts to train on are read from here, and so are kept.
 
     Raises:
         ConfigError: see :class:`outrider.train.buffer.FeatureBuffer`.
     """
 
     def __init__(
-        self, target: TargetModel, folder: Path, layers: Sequence[int], *, limit_bytes: int, held_out: int
+        self,
+        target: TargetModel,
+        folder: Path,
+        layers: Sequence[int],
+        *,
+        limit_bytes: int,
+        held_out: int,
+        for_training: bool = True,
     ) -> None:
-        self._target, self._held_out = target, held_out
+        self._target, self._held_out, self._for_training = target, held_out, for_training
         self.layers = _kept_layers(folder, captured_layers(target, layers))
         """Layers that are captured."""
         place = folder / f"{_PREFIX}{'-'.join(map(str, self.layers))}"
@@ -56,7 +64,8 @@ class HiddenRows:
         """Take in the rows of an answer that has just ended, if there is room for them."""
         text, buffer = self._recorder.take(example), self._buffers[prompt.for_validation]
         full = prompt.for_validation and len(buffer.keys) >= self._held_out
-        if text is not None and not full and example not in buffer and buffer.has_room(example):
+        useless = full or not (prompt.for_validation or self._for_training)
+        if text is not None and not useless and example not in buffer and buffer.has_room(example):
             buffer.append(example, text.features)
 
     def flush(self) -> None:

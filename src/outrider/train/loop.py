@@ -77,8 +77,8 @@ class Task:
     teacher: Teacher
     stream: Stream
     held_out: Sequence[Batch]
-    texts: str = ""
-    """Names the texts of the stream: a training that was begun on others cannot be gone on with."""
+    facts: Mapping[str, object] = field(default_factory=dict)
+    """What else decides the weights, such as a name of the texts: a training begun on others cannot be gone on with."""
 
 
 class Training:
@@ -106,7 +106,7 @@ class Training:
         self._workers = workers or Alone()
         self._folder, self._console = folder, console if self._workers.rank == 0 else None
         self._head = task.head.to(self._workers.device)
-        self._held_out, self._texts = task.held_out, task.texts
+        self._held_out, self._facts = task.held_out, task.facts
         self._weights = [weight for weight in self._head.parameters() if weight.requires_grad]
         self._optimiser = _optimiser(self._weights, settings)
         self._progress = Progress()
@@ -272,12 +272,8 @@ class Training:
         options: dict[str, object] = dataclasses.asdict(self._settings) | dataclasses.asdict(recipe)
         del options["save_seconds"]
         shapes = {name: list(weight.shape) for name, weight in self._head.state_dict().items()}
-        return options | {
-            "texts": self._texts,
-            "recipe": self._recipe.method,
-            "workers": self._workers.count,
-            "head's shapes": shapes,
-        }
+        own = {"recipe": self._recipe.method, "workers": self._workers.count, "head's shapes": shapes}
+        return options | own | dict(self._facts)
 
     def _resume(self) -> None:
         state = load_state(self._folder / STATE, self._identity(), _defaults(self._settings, self._recipe))

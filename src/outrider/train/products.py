@@ -18,6 +18,8 @@ class Product(Protocol):
 
     shows_untrained: bool
     """Whether what a training begins with drafts already, so that it is kept, too, and compared with."""
+    starts_from_heads: bool
+    """Whether a training can begin with a head that was written before."""
 
     def place(self, output: Path, index: int) -> Path:
         """The folder of the network that is trained as number ``index``, from 0."""
@@ -43,6 +45,7 @@ class HeadProduct:
     """A head in a folder of its own format, see :mod:`outrider.heads.checkpoint`."""
 
     shows_untrained = False
+    starts_from_heads = True
 
     def place(self, output: Path, index: int) -> Path:
         """See :class:`Product`."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench
+from outrider.errors import NumericsError
 from outrider.llm import LLM
 from outrider.train.buffer import Captured, halves
 from outrider.tree import TokenTree, root_only
@@ -29,11 +30,11 @@ class Recorder:
         self.needs = Needs(hidden_layers=tuple(layers))
         self._rows: dict[str, list[dict[int, torch.Tensor]]] = defaultdict(list)
         self._tokens: dict[str, Sequence[int]] = {}
-        self._ended: dict[tuple[int, ...], dict[int, torch.Tensor]] = {}
+        self._failed: dict[str, NumericsError] = {}
+        self._ended: dict[tuple[int, ...], dict[int, torch.Tensor] | NumericsError] = {}
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
         """See :class:`outrider.drafters.base.Drafter`: every row has to be seen, so none is taken over."""
-        self._rows.pop(key, None)
         return 0
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
@@ -46,21 +47,28 @@ class Recorder:
         for kept in outcome.committed:
             self._tokens[kept.key] = kept.tokens
             rows = torch.tensor(kept.rows)
-            self._rows[kept.key].append(
-                {layer: halves(layer, hidden[layer][rows]) for layer in self.needs.hidden_layers}
-            )
+            try:
+                found = {layer: halves(layer, hidden[layer][rows]) for layer in self.needs.hidden_layers}
+            except NumericsError as error:  # this text's alone: others of the pass are sound
+                self._failed[kept.key] = error
+            else:
+                self._rows[kept.key].append(found)
 
     def pause(self, key: str) -> None:
         """See :class:`outrider.drafters.base.Drafter`: the request comes back and is computed again."""
         self._rows.pop(key, None)
+        self._failed.pop(key, None)
 
     def close(self, key: str) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
-        parts, tokens = self._rows.pop(key, None), self._tokens.pop(key, None)
-        if parts and tokens is not None:
-            self._ended[tuple(tokens)] = {
-                layer: torch.cat([part[layer] for part in parts]) for layer in self.needs.hidden_layers
-            }
+        parts, tokens = self._rows.pop(key, []), self._tokens.pop(key, ())
+        failed = self._failed.pop(key, None)
+        if failed is not None:
+            self._ended[tuple(tokens)] = failed
+            return
+        rows = {layer: [part[layer] for part in parts] for layer in self.needs.hidden_layers}
+        if parts and all(sum(map(len, found)) == len(tokens) - 1 for found in rows.values()):
+            self._ended[tuple(tokens)] = {layer: torch.cat(found) for layer, found in rows.items()}
 
     def take(self, example: Example) -> Captured | None:
         """Hand out an ended text once.
@@ -68,10 +76,14 @@ class Recorder:
         Returns:
             Its rows, that of the last token zero: nothing follows it, so nothing is learned from it.  None where the
             text was not seen from its beginning.
+
+        Raises:
+            NumericsError: a row of it holds something that is no number.
         """
         found = self._ended.pop(tuple(example.tokens), None)
-        short = len(example.tokens) - 1
-        if found is None or any(len(rows) != short for rows in found.values()):
+        if isinstance(found, NumericsError):
+            raise NumericsError(f"the text {example.key}: {found}") from found
+        if found is None:
             return None
         features = {layer: torch.cat([rows, rows.new_zeros(1, rows.shape[1])]) for layer, rows in found.items()}
         return Captured(torch.tensor(example.tokens, dtype=torch.int64), example.answer_start, features)

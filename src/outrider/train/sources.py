@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outrider.train.buffer import SHARD_BYTES, Captured, FeatureBuffer
+from outrider.train.buffer import SHARD_BYTES, Captured, FeatureBuffer, row_bytes
 from outrider.train.capture import capture_each, captured_layers
 from outrider.train.example import Example
 from outrider.train.recording import Recorder, watched
@@ -65,31 +64,44 @@ class Streamed:
         return [text for text in found.values() if text is not None]
 
 
-@dataclass(frozen=True, eq=False)
 class Online:
     """Texts that are answered when they are read, their hidden rows kept as they are decoded; nothing is on disk.
 
-    Every epoch answers anew, to the same texts.
+    Every epoch answers anew, to the same texts.  Pieces are cut in the order of the prompts' keys, as many prompts in
+    each as surely fit however long their answers become.
+
+    Args:
+        llm: answers.
+        prompts: what is answered.
+        config: how.
+        layers: read by the head, beside the rows after the final norm.
+        piece_bytes: most bytes of a piece; one text may take more.
     """
 
-    llm: LLM
-    prompts: Sequence[Prompt]
-    config: AnswerConfig
-    layers: Sequence[int]
-    """Read by the head, beside the rows after the final norm."""
-    piece: int = 256
-    """Prompts of a piece."""
+    def __init__(
+        self,
+        llm: LLM,
+        prompts: Sequence[Prompt],
+        config: AnswerConfig,
+        layers: Sequence[int],
+        piece_bytes: int = SHARD_BYTES,
+    ) -> None:
+        target = llm.engine.target
+        self._llm, self._config, self._layers = llm, config, captured_layers(target, layers)
+        self._prompts = sorted(prompts, key=lambda prompt: prompt.key)
+        longest = min(config.longest_prompt + config.max_tokens, target.context_length)
+        self._each = max(1, piece_bytes // (longest * row_bytes(target.width, self._layers)))
 
     def __len__(self) -> int:
         """Pieces there are."""
-        return -(-len(self.prompts) // self.piece)
+        return -(-len(self._prompts) // self._each)
 
     def read(self, piece: int) -> list[Captured]:
         """The texts of one piece, in the order of their prompts."""
-        prompts = self.prompts[piece * self.piece : (piece + 1) * self.piece]
-        recorder = Recorder(captured_layers(self.llm.engine.target, self.layers))
+        prompts = self._prompts[piece * self._each : (piece + 1) * self._each]
+        recorder = Recorder(self._layers)
         found: dict[str, Captured] = {}
-        with closing(answers(watched(self.llm, recorder), prompts, self.config)) as stream:
+        with closing(answers(watched(self._llm, recorder), prompts, self._config)) as stream:
             for prompt, example, _ in stream:
                 text = None if example is None else recorder.take(example)
                 if text is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -48,6 +49,15 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
     write_whole(path, lambda file: torch.save(dict(state), file))
 
 
+def fingerprint(network: torch.nn.Module) -> str:
+    """A hash of a network's weights, which names them."""
+    found = hashlib.sha256()
+    for name, weight in sorted(network.state_dict().items()):
+        found.update(name.encode())
+        found.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()[:16]
+
+
 def load_state(
     path: Path, identity: Mapping[str, object], defaults: Mapping[str, object] = MappingProxyType({})
 ) -> dict[str, Any] | None:
@@ -56,7 +66,8 @@ def load_state(
     Args:
         path: the file.
         identity: options that must be those it was written under.
-        defaults: what options stood for that a state does not name, which is older than they are.
+        defaults: what options stood for that a state does not name, which is older than they are; whatever else it does
+            not name is as it is now.
 
     Raises:
         TrainingError: the file is damaged, or was written under other options; the first that differs is named.
@@ -65,7 +76,8 @@ def load_state(
         return None
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        before = {name: value for name, value in defaults.items() if name in identity} | state["identity"]
+        known = {name: defaults.get(name, value) for name, value in identity.items()}
+        before = known | state["identity"]
     except Exception as error:
         raise TrainingError(f"{path} is damaged ({error}); remove it to begin anew") from error
     for name in sorted(before.keys() | identity.keys()):

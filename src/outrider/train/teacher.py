@@ -15,6 +15,8 @@ _MOST_LOGITS: Final = 1 << 25
 
 _FAR: Final = 1e4
 """A logit no cap in use lets through."""
+_KEPT: Final = 2
+"""Choices of rows that are kept: a training's reduced vocabulary, and what one batch looks at beside it."""
 
 
 class Teacher(Protocol):
@@ -67,8 +69,7 @@ class Matrices:
         self._head = head.float()
         self._embedding = self._head if embedding is head else embedding.float()
         self._cap = cap
-        self._ids: torch.Tensor | None = None
-        self._some = self._head
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.vocabulary = len(head)
 
     @classmethod
@@ -90,12 +91,13 @@ class Matrices:
         return self._bent(hidden.float() @ self._rows(ids).T)
 
     def _rows(self, ids: torch.Tensor | None) -> torch.Tensor:
-        """Rows of the LM head; those of a draft vocabulary, the same tensor all through a training, are kept."""
-        if ids is None or len(ids) == self.vocabulary:
+        """Rows of the LM head in the order of ``ids``; those asked for last are kept, the latest at the end."""
+        if ids is None:
             return self._head
-        if ids is not self._ids:
-            self._ids, self._some = ids, self._head[ids]
-        return self._some
+        same = [place for place, (kept, _) in enumerate(self._kept) if kept is ids or torch.equal(kept, ids)]
+        found = self._kept.pop(same[0]) if same else (ids, self._head[ids])
+        self._kept = [*self._kept, found][-_KEPT:]
+        return found[1]
 
     def _bent(self, logits: torch.Tensor) -> torch.Tensor:
         return self._cap * torch.tanh(logits / self._cap) if self._cap else logits

@@ -28,6 +28,7 @@ class DraftModelProduct:
     """A model in transformers' own format: both backends, and other engines, load it like any other."""
 
     shows_untrained = True
+    starts_from_heads = False
 
     def place(self, output: Path, index: int) -> Path:
         """See :class:`outrider.train.products.Product`."""

@@ -132,6 +132,8 @@ class DSparkRecipe:
             return {}
         parts = [_judged(head, batch, teacher, self.anchors) for batch in batches]
         logits, right = (torch.cat(column) for column in zip(*parts, strict=True))
+        if not len(logits):  # no text is as long as a block
+            return {}
         head.config = dataclasses.replace(head.config, temperatures=scaling_temperatures(logits, right))
         return cross_checked(parts)
 
