@@ -16,6 +16,7 @@ from outrider.train.gather import DataConfig
 from outrider.train.recipes.base import Recipe, recipe_class, trainable
 from outrider.train.regenerate import AnswerConfig
 from outrider.train.settings import Settings
+from outrider.train.synthesise import SynthesisConfig
 
 T = TypeVar("T")
 
@@ -36,6 +37,7 @@ def _parts() -> dict[str, tuple[str, type]]:
     parts: dict[str, tuple[str, type]] = {
         "settings": ("", Settings),
         "data": ("", DataConfig),
+        "synthesis": ("prompt-", SynthesisConfig),
         "answers": ("answer-", AnswerConfig),
     }
     return parts | {name: ("", recipe_class(name)) for name in trainable()}
@@ -89,7 +91,7 @@ class TrainingFlags:
         Raises:
             ConfigError: naming it.
         """
-        used = {method, "settings", "data", "answers"}
+        used = {method, "settings", "data", "synthesis", "answers"}
         for name, flags in _flags().items():
             if getattr(self, name.replace("-", "_")) is not None and not used & {flag.owner for flag in flags}:
                 raise ConfigError(f"--{name} is not an option of training {method}, but of {flags[0].owner}")
@@ -146,7 +148,14 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     flags.check_used(recipe.method)
     settings, sizes = flags.of("settings"), flags.of("data")
     console = output.screen()
-    source = Source(data_folder or output_folder / "data", data, synthesise, flags.of("answers"), online)
+    source = Source(
+        data_folder or output_folder / "data",
+        prompts=data,
+        synthesised=synthesise,
+        synthesis=flags.of("synthesis"),
+        answers=flags.of("answers"),
+        online=online,
+    )
     llm = LLM(model, speculation="none", backend=backend)
     name = find(model)[1]
     check_start(recipe, settings.start_from, output_folder, llm.engine.target)

@@ -62,6 +62,8 @@ class Source:
     """Files of prompts."""
     synthesised: int = 0
     """Prompts to be made by the target itself."""
+    synthesis: SynthesisConfig = field(default_factory=SynthesisConfig)
+    """Which."""
     answers: AnswerConfig = field(default_factory=AnswerConfig)
     online: bool = False
     """Answer whenever a text is read, and keep nothing but what is judged by and the first answers, whose tokens make
@@ -94,7 +96,7 @@ def gather(llm: LLM, source: Source, target: str, console: Console, rows: Hidden
     shown = console.is_terminal
     own = source.folder / PROMPTS
     if source.synthesised and not own.exists():
-        made, dropped = synthesise(llm, source.synthesised, SynthesisConfig(seed=source.answers.seed))
+        made, dropped = synthesise(llm, source.synthesised, source.synthesis, progress=shown)
         write_prompts(own, made)
         console.print(f"{len(made)} prompts were made; left out: {dict(dropped) or 'none'}")
     prompts = source.asked_before(source.read())
