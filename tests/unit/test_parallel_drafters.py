@@ -21,6 +21,8 @@ from outrider.drafters.base import config_class
 from outrider.drafters.medusa import CHANCES, Medusa
 from outrider.errors import ConfigError, ModelError
 from outrider.heads.checkpoint import read_head, write_head
+from outrider.heads.runner import ready
+from outrider.kernels.native import cpu
 from outrider.verify import check_exact, make_verifier
 
 PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3], [7] * 6, [9, 8, 7, 6, 5], [11], [3, 1, 4, 1, 5, 9, 2, 6]]
@@ -85,15 +87,35 @@ def test_drafts_are_tested_and_some_accepted(case: str) -> None:
     assert sum(sum(one.accepted) for one in stats) > 0
 
 
+def served(method: str, target: Any) -> Any:
+    """A head as drafting runs it, on the kernels where there are any."""
+    head = checkpoint(method, target).build()
+    if hasattr(head, "share"):
+        head.share(target)
+        head.give_projection()
+    return ready(head, target)
+
+
+@pytest.mark.skipif(cpu is None, reason="no kernels were built")
+@pytest.mark.parametrize("method", ["blockwise", "medusa"])
+def test_heads_on_the_kernels_say_nearly_what_they_say_in_torch(method: str) -> None:
+    target = tiny_model()
+    whole = checkpoint(method, target).build()
+    if hasattr(whole, "share"):
+        whole.share(target)
+    rows = torch.randn(5, target.width, generator=torch.Generator().manual_seed(1))
+    expected, found = whole(rows), served(method, target)(rows)
+    assert found.shape == expected.shape
+    assert 0.0 < float((found - expected).norm() / expected.norm()) < 0.15, "not packed, or packed wrongly"
+
+
 @pytest.mark.parametrize("case", ["blockwise", "medusa-tree"])
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "after a cached prefix"])
 def test_proposals_are_the_heads_best_guesses(case: str, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tree of a greedy run holds, level by level, the best guesses from the target's own row before the anchor."""
     method, _ = CASES[case]
     target = tiny_model()
-    head = checkpoint(method, target).build()
-    if hasattr(head, "share"):
-        head.share(target)
+    head = served(method, target)
     seen: list[tuple[list[int], Any]] = []
     original = ParallelDrafter.propose
 

@@ -27,5 +27,6 @@ class Blockwise(ChainOptions):
         """See :class:`outrider.drafters.base.DrafterConfig`."""
         head = built_head(bench, self)
         head.share(bench.target)
+        head.give_projection()
         chain = StaticTree(tuple((0,) * depth for depth in range(1, self.most_nodes)))
         return ParallelDrafter(ParallelRunner(head, bench.target), chain, most_nodes=self.most_nodes, branching=False)

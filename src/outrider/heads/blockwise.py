@@ -47,6 +47,8 @@ class Blockwise(nn.Module):
         nn.init.zeros_(self.outputs.bias)
         self.register_buffer("ids", torch.arange(config.vocabulary))
         self.register_buffer("projection", torch.zeros(config.vocabulary, config.width), persistent=False)
+        self.lm_head: nn.Module | None = None
+        """What :meth:`give_projection` has made of the LM head's rows."""
 
     @classmethod
     def initial(
@@ -82,8 +84,16 @@ class Blockwise(nn.Module):
             Logits [..., heads, vocabulary].
         """
         rows = self.outputs(torch.relu(self.widen(hidden))).unflatten(-1, (self.config.heads, self.config.width))
-        logits: torch.Tensor = (hidden.unsqueeze(-2) + rows) @ self.projection.T
+        guesses = hidden.unsqueeze(-2) + rows
+        logits: torch.Tensor = guesses @ self.projection.T if self.lm_head is None else self.lm_head(guesses)
         return logits
+
+    @torch.no_grad()
+    def give_projection(self) -> None:
+        """Make the LM head's rows a layer of its own, which kernels can take, for inference."""
+        self.lm_head = nn.Linear(*reversed(self.projection.shape), bias=False)
+        self.lm_head.weight.copy_(self.projection)
+        self.projection = self.projection[:0]
 
 
 CONFIG, HEAD = BlockwiseConfig, Blockwise

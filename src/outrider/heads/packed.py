@@ -35,8 +35,8 @@ class Packing:
     body: str | None = "Q8_0"
     head: str | None = "Q4_0"
     """Of the matrix that makes logits: by far the largest."""
-    head_name: str = "lm_head"
-    """What that matrix is called, wherever in the module it is."""
+    head_names: tuple[str, ...] = ("lm_head", "lm_heads")
+    """What that matrix, or the list of such, is called, wherever in the module it is."""
 
     def __post_init__(self) -> None:
         for kind in (self.body, self.head):
@@ -45,7 +45,7 @@ class Packing:
 
     def kind(self, name: str) -> str | None:
         """The kind of the matrix of a name."""
-        return self.head if name.rpartition(".")[2] == self.head_name else self.body
+        return self.head if set(name.split(".")) & set(self.head_names) else self.body
 
 
 class PackedLinear(nn.Module):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from outrider.heads.runner import TokenIds
+from outrider.heads.runner import TokenIds, ready
 from outrider.target.base import TargetModel
 
 
@@ -19,7 +19,7 @@ class ParallelRunner:
     """
 
     def __init__(self, head: Any, target: TargetModel) -> None:
-        self._head = head.to(target.device)
+        self._head = ready(head, target)
         self._ids = TokenIds(head.ids, target.vocabulary)
         self.hidden_layer = target.layers
         """The rows after the final norm."""
