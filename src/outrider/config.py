@@ -48,8 +48,8 @@ class SchedulerConfig:
 class Speculation:
     """How to speculate: the method, the acceptance rule, and the method's own options.
 
-    Where ``method`` is a method's config, ``options`` change its fields; ``auto`` takes a draft model with lookup
-    where a draft model is given, else lookup alone.
+    Where ``method`` is a method's config, ``options`` change its fields; ``auto`` is lookup, with the draft model or
+    the trained head behind it where one is given.
     """
 
     method: str | DrafterConfig = "auto"

