@@ -71,14 +71,14 @@ def main() -> int:
     """Print the texts and a table for each."""
     console = Console(highlight=False)
     begun = time.perf_counter()
-    plain = LLM(MODEL, speculation=None, dtype="float32")
+    plain = LLM(MODEL, speculation=None)
     target, tokenizer = plain.engine.target, plain.tokenizer
     arms = {"plain": plain}
     # So small a target verifies about as fast as the head drafts: one step pays, more do not.
     for plan in ("auto", Speculation("auto", options={"model": str(HEAD), "num_steps": 1})):
         fast = LLM.from_model(target, tokenizer, speculation=plan)
         arms[fast.drafter_config.method] = fast
-    console.print(f"[dim]{MODEL}-Instruct, float32, loaded in {time.perf_counter() - begun:.1f} s[/dim]")
+    console.print(f"[dim]{MODEL}-Instruct, loaded in {time.perf_counter() - begun:.1f} s[/dim]")
     same = True
     for question in (REPEATING, ANSWERING):
         prompt = plain.encode_chat([{"role": "user", "content": question}])

@@ -91,8 +91,10 @@ class Blockwise(nn.Module):
     @torch.no_grad()
     def give_projection(self) -> None:
         """Make the LM head's rows a layer of its own, which kernels can take, for inference."""
-        self.lm_head = nn.Linear(*reversed(self.projection.shape), bias=False)
-        self.lm_head.weight.copy_(self.projection)
+        vocabulary, width = self.projection.shape
+        layer = nn.Linear(width, vocabulary, bias=False)
+        layer.weight.copy_(self.projection)
+        self.lm_head = layer
         self.projection = self.projection[:0]
 
 
