@@ -12,12 +12,14 @@ from tiny_heads import tiny_head
 from outrider import LLM, SamplingParams
 from outrider.drafters import _trained
 from outrider.drafters._trained import head_config
-from outrider.drafters.base import DraftContext, DraftSequence
+from outrider.drafters.base import DraftContext, DraftSequence, automatic_config
 from outrider.drafters.lookup_model import LookupModel
 from outrider.drafters.ngram import Ngram, NgramDrafter, NgramIndex, copied
 from outrider.drafters.suffix import Suffix, SuffixDrafter
 from outrider.errors import ConfigError
-from outrider.heads.checkpoint import kind_of, write_head
+from outrider.heads import checkpoint
+from outrider.heads.checkpoint import kind_of, read_head, write_head
+from outrider.heads.formats.base import export
 from outrider.verify.base import Draws
 
 
@@ -108,6 +110,16 @@ class TestTheModelAfterALookup:
         monkeypatch.setattr(_trained, "kind_of", lambda path: (reads.append(path), kind_of(path))[1])
         assert head_config(str(tmp_path)).method in ("eagle", "eagle2")
         assert reads == [str(tmp_path)]
+
+    def test_a_head_of_another_project_is_read_once_to_choose_a_method(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        export(tiny_head("eagle", tiny_model(0)), "eagle", tmp_path)
+        reads: list[object] = []
+        monkeypatch.setattr(checkpoint, "read_head", lambda path: (reads.append(path), read_head(path))[1])
+        assert automatic_config([str(tmp_path)]) == LookupModel(model=str(tmp_path))
+        assert head_config(str(tmp_path)) is not None
+        assert reads == [str(tmp_path)], "its weights were read more than once"
 
     @pytest.mark.parametrize("method", ["eagle3", "dspark", "medusa"])
     def test_a_head_in_memory_drafts(self, method: str) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Protocol, get_type_hints
@@ -206,11 +207,18 @@ def _restored(place: str, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple
 
 def kind_of(folder: str | Path) -> str | None:
     """The kind of head in a folder; None where it holds none that can be read."""
+    config = Path(folder) / CONFIG
     try:
-        told = read_json(Path(folder) / CONFIG)
-        return str(told["kind"]) if "outrider_head" in told else read_head(folder).kind
+        told = read_json(config)
+        return str(told["kind"]) if "outrider_head" in told else _foreign_kind(str(folder), config.stat().st_mtime_ns)
     except (ModelError, KeyError):
         return None
+
+
+@lru_cache(maxsize=8)
+def _foreign_kind(folder: str, changed: int) -> str:
+    """The kind of a head in another project's format; choosing a method asks often, and reading takes all weights."""
+    return read_head(folder).kind
 
 
 def read_json(file: Path) -> dict[str, Any]:
