@@ -173,6 +173,7 @@ class TestDrafts:
             ("ngram:num-draft-tokens=3", Ngram(num_draft_tokens=3), None),
             ("draft_model:a/b.gguf", DraftModel(model="a/b.gguf"), "draft_model:b"),
             ("draft-model:a/b:topk=2:num_steps=5", DraftModel(model="a/b", topk=2, num_steps=5), None),
+            ("draft_model:runs/lr=3e-4:topk=2", DraftModel(model="runs/lr=3e-4", topk=2), None),
         ],
     )
     def test_a_word_is_a_config(self, text: str, config: DrafterConfig, name: str | None) -> None:

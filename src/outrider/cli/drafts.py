@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 _TRUTH: Final = {"true": True, "false": False}
 _PREFIX: Final = "speculative_"
+_SETTING: Final = re.compile(r"[\w-]+\s*=")
+"""How OPTION=VALUE begins; a path may hold the same sign further on."""
 
 
 class Draft(NamedTuple):
@@ -56,12 +59,12 @@ def read_draft(text: str) -> Draft:
             missing or has no place.
     """
     method, *rest = (part.strip() for part in text.split(":"))
-    paths = [part for part in rest if "=" not in part]
+    paths = [part for part in rest if not _SETTING.match(part)]
     if len(paths) > 1:
         raise ConfigError(f"--draft {text}: {paths[1]!r} is not OPTION=VALUE")
     path = paths[0] if paths else ""
     config = chosen_config(method, path.split(",") if path else [])
-    values = _values(text, config, path, [part for part in rest if "=" in part])
+    values = _values(text, config, path, [part for part in rest if _SETTING.match(part)])
     config = changed(config, values)
     if config.most_nodes < 2:
         raise ConfigError(f"--draft {text} drafts nothing; plain decoding always takes part")
