@@ -109,6 +109,8 @@ def test_training_goes_on_from_a_head_that_was_trained_before(place: Path, capsy
     before = json.loads(first[1].splitlines()[-1])["training"]
     code, out, err = trained(place, capsys, "eagle", "--start-from", str(place / "begun"), output="gone-on")
     assert code == 0, err
+    assert "draft vocabulary:" in first[1]
+    assert "draft vocabulary:" not in out, "a vocabulary was told that is not the head's"
     after = json.loads(out.splitlines()[-1])["training"]
     assert after["judged"][0]["tokens"] == 0
     assert after["judged"][0]["accepted"] == before["best"]["accepted"], "it did not begin where the other ended"

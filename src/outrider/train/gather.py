@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final
 
-import torch
 from rich.console import Console
 
 from outrider.drafters.base import check_options, option
@@ -157,8 +156,8 @@ def hidden_rows(llm: LLM, recipe: Recipe, source: Source, data: DataConfig) -> H
 class Data:
     """Captured texts, ready to train on."""
 
-    vocabulary: torch.Tensor | None
-    """See :meth:`outrider.train.recipes.base.Recipe.head`."""
+    vocabulary: DraftVocabulary | None
+    """The reduced draft vocabulary of a new head; None is the whole."""
     teacher: Matrices
     shards: Shards
     shape: Shape
@@ -175,16 +174,14 @@ class Data:
         """
         target = llm.engine.target
         texts = Texts.of(source.folder, config)
-        vocabulary = texts.vocabulary(config.vocabulary, target, sorted(llm.tokenizer.eos_ids) if llm.tokenizer else [])
-        if vocabulary is not None:
-            console.print(str(vocabulary))
+        ends = sorted(llm.tokenizer.eos_ids) if llm.tokenizer else []
         rows = hidden_rows(llm, recipe, source, config)
         judged = Streamed(target, texts.held_out, rows.filled(texts.held_out, judging=True, console=console))
         layers = captured_layers(target, recipe.layers_read(target))
         shape = Shape(layers, rows=config.rows, max_length=config.max_length)
         held_out = held_out_batches((text for piece in range(len(judged)) for text in judged.read(piece)), shape)
         return cls(
-            None if vocabulary is None else vocabulary.ids,
+            texts.vocabulary(config.vocabulary, target, ends),
             Matrices.of(target),
             _shards(llm, source, texts, rows, console),
             shape,

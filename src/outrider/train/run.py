@@ -58,13 +58,16 @@ def train(
         "settings": dataclasses.asdict(wishes),
         "data": dataclasses.asdict(chosen),
     }
+    vocabulary = gathered.vocabulary
+    if vocabulary is not None and not wishes.start_from:  # a head to start from brings its own
+        console.print(str(vocabulary))
     facts, product = TargetFacts.of(target, target_name), recipe.product
     done: list[Trained] = []
     while (stage := recipe.after([one.head for one in done])) is not None:
         if wishes.start_from:
             head = started_head(stage, Path(wishes.start_from), target)
         else:
-            head = stage.head(target, gathered.vocabulary, wishes.seed)
+            head = stage.head(target, vocabulary.ids if vocabulary else None, wishes.seed)
         if product.shows_untrained and not done:
             product.write(output / UNTRAINED, head, facts, {})
         folder = product.place(output, len(done))
