@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from captured import LAYERS, TinyTarget, teacher, texts
-from cut_target import target_with_files
+from cut_target import target_with_files, training
 from gguf_files import TinyFile
 from tiny import VOCABULARY, tiny_module
 from tiny_folder import SMALLEST, make_folder, make_tokenizer
@@ -355,12 +355,8 @@ def test_the_command_makes_a_model_that_drafts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.train.bought.TOKENS", 8)
-    model, output = make_folder(tmp_path / "model"), tmp_path / "draft"
-    lines = [json.dumps({"prompt": f"say {number} and {number * number} aloud"}) for number in range(100)]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
-    words = ["train", "draft_model", "--model", str(model), "--data", str(tmp_path / "prompts.jsonl")]
-    words += ["--output", str(output), "--layers", "1", "--inner", "32", "--tokens", "600", "--rows", "256"]
-    words += ["--held-out", "8", "--precision", "fp32", "--answer-max-tokens", "10", "--judgements", "4", "--json"]
+    options = ["--inner", "32", "--tokens", "600", "--answer-max-tokens", "10"]
+    model, output, words = training("draft_model", tmp_path, *options)
     assert main(words) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [row["method"] for row in result["bought"]] == ["none", "ngram", "draft_model, untrained", "draft_model"]

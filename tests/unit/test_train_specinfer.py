@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from captured import LAYERS, TinyTarget, teacher, texts
-from cut_target import target_with_files
-from tiny_folder import make_folder
+from cut_target import target_with_files, training
 
 from outrider.cli import main
 from outrider.drafters.specinfer import SpecInfer, members_in
@@ -125,13 +124,8 @@ def test_the_command_makes_members_that_draft_together(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.train.bought.TOKENS", 8)
-    model, output = make_folder(tmp_path / "model"), tmp_path / "members"
-    lines = [json.dumps({"prompt": f"say {number} and {number * number} aloud"}) for number in range(100)]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
-    words = ["train", "specinfer", "--model", str(model), "--data", str(tmp_path / "prompts.jsonl")]
-    words += ["--output", str(output), "--members", "2", "--layers", "1", "--tokens", "900", "--rows", "256"]
-    words += ["--held-out", "8", "--precision", "fp32", "--answer-max-tokens", "8", "--judgements", "4", "--json"]
-    words += ["--learning-rate", "1e-2", "--patience", "0"]
+    options = ["--members", "2", "--tokens", "900", "--answer-max-tokens", "8", "--learning-rate", "1e-2"]
+    model, output, words = training("specinfer", tmp_path, *options, "--patience", "0")
     assert main(words) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     names = ["none", "ngram", "draft_model, untrained", "member 1", "member 2", "specinfer"]
