@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.table import number, times
-from outrider.study.table import notes
+from outrider.study.table import Cells, correlations, drafters, notes
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -224,8 +223,9 @@ def studies() -> str:
     for name, bench in benches():
         if "study" not in bench:
             continue
-        parts += [caption(bench), drafters(bench["study"]), correlations(bench["study"])]
-        parts.append("\n".join(f"- {line}" for line in notes(bench["study"])))
+        told = bench["study"]
+        parts += [caption(bench), markdown(drafters(told["drafters"])), markdown(correlations(told["correlations"]))]
+        parts.append("\n".join(f"- {line}" for line in notes(told)))
         picture = name.replace(".json", ".svg")
         if (ROOT / "docs" / picture).exists():
             parts.append(f"![Speedup against perplexity and against draft latency]({picture})")
@@ -233,26 +233,10 @@ def studies() -> str:
     return "\n\n".join(parts)
 
 
-def drafters(told: dict[str, Any]) -> str:
-    """One row per drafter."""
-    lines = [
-        "| drafter | perplexity | α | τ | ms/draft | ms/round | speedup (95 %) | median |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in told["drafters"]:
-        keys = ("perplexity", "acceptance_rate", "mean_accepted_length", "draft_ms_per_token", "draft_ms_per_round")
-        figures = " | ".join(number(row[key]) for key in keys)
-        lines.append(f"| `{row['name']}` | {figures} | {speedup(row)} | {times(row['median_speedup'])} |")
-    return "\n".join(lines)
-
-
-def correlations(told: dict[str, Any]) -> str:
-    """One row per measure."""
-    lines = ["| speedup with | n | Spearman ρ | p | Kendall τ-b | p |", "|---|---:|---:|---:|---:|---:|"]
-    for each in told["correlations"]:
-        figures = " | ".join(number(each[key]) for key in ("spearman", "spearman_p", "kendall", "kendall_p"))
-        lines.append(f"| {each['title']} | {each['n']} | {figures} |")
-    return "\n".join(lines)
+def markdown(cells: Cells) -> str:
+    """A table of a page."""
+    marks = "|---|" + "---:|" * (len(cells.headings) - 1)
+    return "\n".join([f"| {' | '.join(cells.headings)} |", marks, *(f"| {' | '.join(line)} |" for line in cells.lines)])
 
 
 PAGES = {ROOT / "README.md": speeds, ROOT / "docs" / "cpu.md": quality, ROOT / "docs" / "study.md": studies}

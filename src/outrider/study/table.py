@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,43 +16,55 @@ FEW: Final = 10
 """Drafters below which a rank correlation is a hint at most."""
 
 
+class Cells(NamedTuple):
+    """A table, whatever it is printed as."""
+
+    headings: Sequence[str]
+    """Of each column; the first is of text, the others of figures."""
+    lines: Sequence[Sequence[str]]
+
+
 def show(result: Mapping[str, Any], console: Console) -> None:
     """Print the drafters, what their speedups go with, and how much that means."""
     told = result["study"]
-    console.print(_drafters(told["drafters"]))
-    console.print(_correlations(told["correlations"]))
+    console.print(_shown(drafters(told["drafters"]), f"Drafters, rule: {rules(told['drafters'])}"))
+    console.print(_shown(correlations(told["correlations"]), "Rank correlations"))
     for line in notes(told):
         console.print(Text(line, style="dim"))
 
 
-def _drafters(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title=f"Drafters, rule: {rules(rows)}", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("drafter")
-    for heading in ("perplexity", "α", "τ", "ms/draft", "ms/round", "speedup", "95 %", "median"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(
-            row["name"],
-            number(row["perplexity"]),
-            number(row["acceptance_rate"]),
-            number(row["mean_accepted_length"]),
-            number(row["draft_ms_per_token"]),
-            number(row["draft_ms_per_round"]),
-            times(row["speedup"]),
-            interval(row["speedup_interval"]),
-            times(row["median_speedup"]),
-        )
-    return table
+def drafters(rows: Sequence[Mapping[str, Any]]) -> Cells:
+    """One line per drafter."""
+    headings = ("drafter", "perplexity", "α", "τ", "ms/draft", "ms/round", "speedup", "95 %", "median")
+    keys = ("perplexity", "acceptance_rate", "mean_accepted_length", "draft_ms_per_token", "draft_ms_per_round")
+    return Cells(
+        headings,
+        [
+            (
+                row["name"],
+                *(number(row[key]) for key in keys),
+                times(row["speedup"]),
+                interval(row["speedup_interval"]),
+                times(row["median_speedup"]),
+            )
+            for row in rows
+        ],
+    )
 
 
-def _correlations(found: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="Rank correlation of the speedup with", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("")
-    for heading in ("n", "Spearman ρ", "p", "Kendall τ-b", "p"):
-        table.add_column(heading, justify="right")
-    for each in found:
-        figures = (number(each[key]) for key in ("spearman", "spearman_p", "kendall", "kendall_p"))
-        table.add_row(each["title"], str(each["n"]), *figures)
+def correlations(found: Sequence[Mapping[str, Any]]) -> Cells:
+    """One line per measure that the speedup is correlated with."""
+    keys = ("spearman", "spearman_p", "kendall", "kendall_p")
+    lines = [(each["title"], str(each["n"]), *(number(each[key]) for key in keys)) for each in found]
+    return Cells(("speedup with", "n", "Spearman ρ", "p", "Kendall τ-b", "p"), lines)
+
+
+def _shown(cells: Cells, title: str) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for place, heading in enumerate(cells.headings):
+        table.add_column(heading, justify="right" if place else "left")
+    for line in cells.lines:
+        table.add_row(*line)
     return table
 
 
