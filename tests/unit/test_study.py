@@ -27,6 +27,7 @@ from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.ngram import Ngram
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import write_head
+from outrider.heads.runner import ready
 from outrider.metrics import PhaseSeconds, SpeculationStats
 from outrider.study.plot import picture
 from outrider.study.quality import Quality, no_quality, quality
@@ -117,7 +118,8 @@ class TestQuality:
     def test_a_heads_is_that_of_its_rows_on_the_targets(self) -> None:
         head = tiny_head("medusa", tiny_model(0))
         found = quality(models(tiny=head), by_id("medusa"), ANSWERS)
-        net, losses = head.build(), []
+        net: Any = ready(head.build(), tiny_model(0))  # in the precision that it drafts in
+        losses = []
         for each in ANSWERS:
             text = [*each.prompt.token_ids, *each.token_ids]
             final = tiny_module(0, attention="eager").model(torch.tensor([text])).last_hidden_state[0]
