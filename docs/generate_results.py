@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from outrider.bench.svg import Drawing, Scale, nice_end
 from outrider.study.table import Cells, correlations, drafters, notes
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+SPEEDS = ROOT / "docs" / "speeds.svg"
+STYLE = """<style>
+svg { font: 12px system-ui, sans-serif; background: #fcfcfb; }
+.label { fill: #1c1c1a; } .title { fill: #1c1c1a; font-weight: 600; } .soft { fill: #62615c; font-size: 11px; }
+.ours { fill: #2a78d6; } .theirs { fill: #b9b8b1; }
+</style>"""
 
 
 def caption(bench: dict[str, Any]) -> str:
@@ -76,6 +83,23 @@ def peers(bench: dict[str, Any]) -> list[str]:
     ratios = ", ".join(f"{ratio:.2f}× {name}'s" for name, ratio in bench["ratio_of_best"].items())
     plain = ", ".join(f"{ratio:.2f}× {name}'s" for name, ratio in bench["ratio_of_plain"].items())
     return [head, "\n".join(lines), f"Best arm over best arm: {ratios}; plain over plain: {plain}."]
+
+
+def heads(bench: dict[str, Any]) -> list[str]:
+    """What ``benchmarks/head_cost.py`` wrote."""
+    head = (
+        f"**What drafting with a head costs** on {bench['model']}, before any training: draft vocabulary "
+        f"{bench['vocabulary']}, feed-forward parts {bench['inner'] or 'as training chooses them'}, "
+        f"{bench['machine']['cpu']}, {bench['machine']['usable_cores']} cores, medians of rounds in turns:"
+    )
+    lines = [
+        "| method | tokens drafted | ms a round | ms a step | the pass that verifies, ms |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for each in bench["heads"]:
+        figures = " | ".join(f"{each[key]:.1f}" for key in ("round_ms", "step_ms", "verify_ms"))
+        lines.append(f"| `{each['method']}` | {each['drafted']:g} | {figures} |")
+    return [head, "\n".join(lines)]
 
 
 def passes(bench: dict[str, Any]) -> list[str]:
@@ -151,17 +175,27 @@ def loads(bench: dict[str, Any]) -> list[str]:
     ]
 
 
-KINDS = {
-    "results": methods,
-    "ratio_of_best": peers,
-    "ratio_of_prefill": prompts,
-    "faults": audit,
-    "kernels": passes,
-    "runs": memory,
-    "busy_core": busy_core,
-    "median_seconds": loads,
-}
-"""Which kind a file is, by a key that only its kind has."""
+class Kind(NamedTuple):
+    """How one kind of file is told."""
+
+    heading: str
+    key: str
+    """Only files of this kind have it."""
+    tell: Callable[[dict[str, Any]], list[str]]
+
+
+KINDS = (
+    Kind("Against other engines", "ratio_of_best", peers),
+    Kind("Prompts", "ratio_of_prefill", prompts),
+    Kind("Drafters", "results", methods),
+    Kind("Cost of heads", "heads", heads),
+    Kind("Cost of a pass", "kernels", passes),
+    Kind("Audit", "faults", audit),
+    Kind("Memory", "runs", memory),
+    Kind("Loading", "median_seconds", loads),
+    Kind("Beside another process", "busy_core", busy_core),
+)
+"""In the order of the page."""
 
 
 def benches() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -171,15 +205,64 @@ def benches() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def speeds() -> str:
-    """Every bench of speed; studies have a page of their own."""
+    """Every bench of speed, by kind; studies have a page of their own."""
     parts = []
-    for name, bench in benches():
-        if "study" in bench:
-            continue
-        for key, tell in KINDS.items():
-            if key in bench:
-                parts += [*tell(bench), f"Whole figures: `results/{name}`."]
+    for kind in KINDS:
+        found = {name: bench for name, bench in benches() if is_a(kind, bench)}
+        parts += [f"## {kind.heading}"] if found else []
+        for name, bench in found.items():
+            parts += [*kind.tell(bench), f"Whole figures: `results/{name}`."]
     return "\n\n".join(parts)
+
+
+def is_a(kind: Kind, bench: dict[str, Any]) -> bool:
+    """Whether a file is of a kind; a study holds a bench, and is none."""
+    return kind.key in bench and "study" not in bench
+
+
+def comparisons() -> list[dict[str, Any]]:
+    """What ``benchmarks/peers/compare.py`` wrote, one for each set of prompts."""
+    return [bench for _, bench in benches() if is_a(KINDS[0], bench)]
+
+
+def summary() -> str:
+    """The comparison with other engines as a picture, and in one sentence for each set of prompts."""
+    found = comparisons()
+    asked = found[0]
+    head = (
+        f"{asked['target']}, {asked['threads']} threads of an {asked['machine']['cpu']}, greedy; every engine on the "
+        "same file, in one interleaved run:"
+    )
+    picture = f"![Tokens per second of Outrider and other engines](docs/{SPEEDS.name})"
+    return "\n\n".join([head, picture, "\n".join(map(compared, found))])
+
+
+def compared(bench: dict[str, Any]) -> str:
+    """One comparison with other engines in a sentence."""
+    best, plain = bench["ratio_of_best"], bench["ratio_of_plain"]
+    over = "; ".join(f"{best[name]:.2f}× {name}'s best arm, plain {plain[name]:.2f}× its plain" for name in best)
+    return f"- `{bench['prompts']['file']}`, {bench['prompts']['count']} prompts: {over}."
+
+
+def speeds_picture() -> str:
+    """Bars of tokens per second, one panel for each comparison with other engines."""
+    found = comparisons()
+    most = max(arm["tokens_per_s"] or 0 for bench in found for arm in bench["arms"])
+    scale = Scale(nice_end(most), 190, 800)
+    drawing = Drawing(860, 20 + sum(54 + 22 * len(bench["arms"]) for bench in found), "tokens per second by engine")
+    y = 24.0
+    for bench in found:
+        drawing.text(16, y, f"{bench['prompts']['count']} prompts of {bench['prompts']['file']}, tokens/s", "title")
+        y += 14
+        for arm in sorted(bench["arms"], key=lambda arm: -(arm["tokens_per_s"] or 0)):
+            speed, name = arm["tokens_per_s"], f"{arm['engine']} · {arm['arm']}"
+            drawing.text(scale(0) - 8, y + 12, name, "label", "end")
+            style = "ours" if arm["engine"] == "outrider" else "theirs"
+            drawing.bar(scale(0), y, scale(speed) - scale(0), 16, style, f"{name}: {speed:.1f} tokens/s")
+            drawing.text(scale(speed) + 6, y + 12, f"{speed:.1f}", "soft")
+            y += 22
+        y += 40
+    return drawing.file(STYLE)
 
 
 def quality() -> str:
@@ -239,7 +322,12 @@ def markdown(cells: Cells) -> str:
     return "\n".join([f"| {' | '.join(cells.headings)} |", marks, *(f"| {' | '.join(line)} |" for line in cells.lines)])
 
 
-PAGES = {ROOT / "README.md": speeds, ROOT / "docs" / "cpu.md": quality, ROOT / "docs" / "study.md": studies}
+PAGES = {
+    ROOT / "README.md": summary,
+    ROOT / "docs" / "results.md": speeds,
+    ROOT / "docs" / "cpu.md": quality,
+    ROOT / "docs" / "study.md": studies,
+}
 """What stands between the marks of each page."""
 
 
@@ -252,3 +340,4 @@ def render(page: Path) -> str:
 if __name__ == "__main__":
     for each in PAGES:
         each.write_text(render(each), encoding="utf-8")
+    SPEEDS.write_text(speeds_picture(), encoding="utf-8")

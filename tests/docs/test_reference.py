@@ -27,3 +27,8 @@ def test_the_tables_of_results_are_fresh() -> None:
     module = load("generate_results")
     stale = [page.name for page in module.PAGES if page.read_text(encoding="utf-8") != module.render(page)]
     assert stale == [], "run docs/generate_results.py"
+
+
+def test_the_picture_of_speeds_is_fresh() -> None:
+    module = load("generate_results")
+    assert module.SPEEDS.read_text(encoding="utf-8") == module.speeds_picture(), "run docs/generate_results.py"
