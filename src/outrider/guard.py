@@ -14,7 +14,8 @@ _log = logging.getLogger(__name__)
 class GuardedDrafter:
     """A drafter whose failures end drafting for the requests that met them, with a logged reason, and nothing else.
 
-    A failure in ``propose`` is traced to its request; one in ``observe`` ends drafting for the whole round's.
+    A failure in ``propose`` or ``pause`` is traced to its request; one in ``observe`` ends drafting for the whole
+    round's.
 
     Args:
         drafter: the drafter.
@@ -63,7 +64,10 @@ class GuardedDrafter:
 
     def pause(self, key: str) -> None:
         """Give back a preempted request's pages."""
-        self._drafter.pause(key)
+        try:
+            self._drafter.pause(key)
+        except Exception as error:  # noqa: BLE001 - whatever a drafter does, its requests go on plain
+            self._switch_off(key, error)
 
     def _propose(self, part: DraftContext) -> list[TokenTree]:
         try:

@@ -152,6 +152,54 @@ def test_a_faulty_drafter_is_switched_off_and_the_text_stays(fault, caplog: pyte
     assert_clean(llm)
 
 
+@pytest.mark.faulty_drafter
+@pytest.mark.parametrize("call", ["adopt", "propose", "observe", "pause", "close"])
+def test_a_drafter_that_raises_anywhere_changes_no_text(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = make(
+        Scripted(random_trees(VOCABULARY, 3, answers("greedy"))),
+        cache=CacheConfig(rows=72, page_size=4),
+        scheduler=SchedulerConfig(prefill_chunk=8),
+    )
+    met = []
+
+    def broken(*arguments: object) -> None:
+        met.append(call)
+        raise RuntimeError("no idea")
+
+    monkeypatch.setattr(llm.engine._drafter._drafter, call, broken)
+    assert [c.token_ids for c in llm.generate(PROMPTS, GREEDY)] == plain("greedy")
+    assert met, "the fault was not met"
+    assert_clean(llm)
+
+
+@pytest.mark.faulty_drafter
+@pytest.mark.parametrize("case", ["eagle", "eagle2", "eagle3"])
+def test_a_network_that_fails_while_it_is_let_go_keeps_no_pages(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a drafter computes last for a request, its pages are free afterwards."""
+    llm = make(by_id(case), cache=CacheConfig(page_size=2, prefix_cache=True))
+    drafter = llm.engine._drafter._drafter
+    compute, close, closing, met = drafter._compute, drafter.close, [], []
+
+    def fail_while_closing(key: str, *arguments: object) -> None:
+        if closing:
+            met.append(key)
+            raise RuntimeError("no idea")
+        compute(key, *arguments)
+
+    def watched_close(key: str) -> None:
+        closing.append(key)
+        try:
+            close(key)
+        finally:
+            closing.clear()
+
+    monkeypatch.setattr(drafter, "_compute", fail_while_closing)
+    monkeypatch.setattr(drafter, "close", watched_close)
+    assert [c.token_ids for c in llm.generate(PROMPTS, GREEDY)] == plain("greedy")
+    assert met, "nothing was left to compute for any request"
+    assert_clean(llm)
+
+
 def test_drafts_leave_every_request_its_row() -> None:
     """With few rows in a pass, all requests go on side by side, and prompts come in between."""
     scheduler = SchedulerConfig(max_rows=6, prefill_chunk=3)

@@ -9,8 +9,13 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tiny import tiny_model
+
+from outrider import LLM, SamplingParams
+from outrider.drafters.base import _REGISTRY
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "howto.md", ROOT / "docs" / "study.md"]
@@ -18,6 +23,15 @@ LARGE = "Qwen2.5-Coder"
 INTERACTIVE = {"chat": "/exit\n"}
 SHORTER = {"audit": ["--draws", "16000"]}
 """The audit draws fewer texts here than a user's: enough to catch every planted fault, in a minute or two."""
+EXAMPLE_IMPORTS = """
+from __future__ import annotations
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench, option, register
+from outrider.tree import TokenTree
+"""
+"""What the example leaves to its reader."""
 LONG = {"make"}
 """``make`` installs; continuous integration runs ``make test`` itself, and the demo's script is tested below."""
 
@@ -94,6 +108,22 @@ def test_pages_have_commands_and_snippets() -> None:
     """Were the pages read wrongly, the tests above would pass by running nothing."""
     assert len(commands()) >= 6
     assert len(blocks("python")) >= 5
+
+
+def test_the_method_in_one_file_drafts() -> None:
+    """The example of the contributors' page: registered as it stands there, it drafts and changes no text."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    code = re.search(r"## A new method in one file.*?```python\n(.*?)```", page, re.S)
+    assert code is not None
+    names: dict[str, Any] = {}
+    exec(f"{EXAMPLE_IMPORTS}\n{code.group(1)}", names)
+    prompt, params = [7] * 6, SamplingParams(max_tokens=24)
+    try:
+        found = LLM.from_model(tiny_model(0), speculation=names["Echo"]()).generate(prompt, params)[0]
+    finally:
+        _REGISTRY.pop("echo", None)
+    assert found.token_ids == LLM.from_model(tiny_model(0), speculation="none").generate(prompt, params)[0].token_ids
+    assert sum(found.speculation.drafted) > 0, "it never drafted"
 
 
 def test_links_lead_somewhere() -> None:

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from contract.cases import PROMPTS, configs
+from contract.cases import PROMPTS, configs, heads_of
 from contract.test_lossless import SETTINGS
 from tiny import tiny_module
 
@@ -30,7 +30,9 @@ def model(seed: int, dtype: torch.dtype) -> HFModel:
 
 def llm(config: DrafterConfig | str, dtype: torch.dtype) -> LLM:
     drafts = {"good": model(0, dtype), "bad": model(1, dtype)}
-    return LLM.from_model(model(0, dtype), speculation=config, draft_models=drafts)
+    target = model(0, dtype)
+    heads = {} if isinstance(config, str) else heads_of(config, target)
+    return LLM.from_model(target, speculation=config, draft_models=drafts, heads=heads)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

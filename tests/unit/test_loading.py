@@ -310,6 +310,9 @@ WRONG_FOLDERS = {
     "no config": (None, (), "no config.json"),
     "encoder-decoder": ({"model_type": "t5"}, (), "'t5' is not a decoder-only"),
     "encoder": ({"model_type": "vit"}, (), "'vit' is not a decoder-only"),
+    "recurrent": ({"model_type": "mamba"}, (), "MambaForCausalLM .* cannot be served"),
+    "hybrid": ({"model_type": "jamba"}, (), "JambaForCausalLM .* cannot be served"),
+    "attention of its own": ({"model_type": "bloom"}, (), "BloomForCausalLM .* cannot be served"),
     "unknown type": ({"model_type": "no-such-thing"}, (), "its config.json cannot be used"),
     "no type": ({}, (), "its config.json cannot be used"),
     "no weights": (TINY_CONFIG, ("pytorch_model.bin",), "no .safetensors weights"),
@@ -341,6 +344,13 @@ def test_names_are_looked_up_in_the_models_folder(models: Path, tmp_path: Path) 
         find("alpha")
     with pytest.raises(ModelError, match=r"no model 'delta'.* holds Alpha-1B\.Q4_K_M, Alpha-3B\.Q4_K_M, Beta, gamma"):
         find("delta")
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "~nobody-of-this-name/model"])
+def test_what_no_path_can_be_is_said(models: Path, name: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        find(name)
+    assert "\n" not in str(caught.value)
 
 
 def test_what_is_not_there_is_said(models: Path, tmp_path: Path) -> None:

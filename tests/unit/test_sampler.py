@@ -189,7 +189,7 @@ def test_history_is_the_list_it_stands_for(committed: list[int], path: list[int]
 
 
 BAD = {
-    "temperature": (-0.1, math.nan, math.inf, "hot", True),
+    "temperature": (-0.1, 1e-38, math.nan, math.inf, "hot", True),
     "top_k": (-1, 2.5),
     "top_p": (0.0, 1.01, math.nan),
     "min_p": (-0.1, 1.5),

@@ -161,11 +161,13 @@ class FeatureDrafter:
     def close(self, key: str) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
         state = self._states.pop(key, None)
-        if state is not None and key not in self._failures and self._fills_a_page(state):
-            # For the next request whose text begins like this one.
-            self._compute(key, state, min(state.known, len(state.tokens) - 1))
-        self._failures.forget(key)
-        self._cache.release(key)
+        try:
+            if state is not None and key not in self._failures and self._fills_a_page(state):
+                # For the next request whose text begins like this one.
+                self._compute(key, state, min(state.known, len(state.tokens) - 1))
+        finally:
+            self._failures.forget(key)
+            self._cache.release(key)
 
     def _fills_a_page(self, state: _State) -> bool:
         size, last = self._cache.page_size, min(state.known, len(state.tokens) - 1)

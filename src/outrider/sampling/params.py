@@ -87,6 +87,8 @@ class SamplingParams:
 
 
 _INFINITY = math.inf
+_COLDEST = 1e-6
+"""Logits over less than this may leave float32."""
 _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0.0, 100.0),
     ("top_k", 0, _INFINITY),
@@ -133,6 +135,10 @@ def _check_number(name: str, value: Any, low: float, high: float) -> None:
 
 
 def _check_contents(params: SamplingParams) -> None:
+    if 0.0 < params.temperature < _COLDEST:
+        raise ConfigError(
+            f"temperature must be 0, which is greedy, or at least {_COLDEST:g}, not {params.temperature!r}"
+        )
     biases = params.logit_bias
     if not isinstance(biases, Mapping) or not all(isinstance(bias, (int, float)) for bias in biases.values()):
         raise ConfigError(f"logit_bias must map token ids to numbers, not be {biases!r}")

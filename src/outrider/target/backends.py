@@ -20,6 +20,7 @@ from outrider.target.native_weights import Quantization
 from outrider.target.tokenizer import Tokenizer
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DEVICES: Final = ("cpu", "cuda")
 _AUTO: Final = "auto"
 _log: Final = logging.getLogger("outrider")
 
@@ -36,8 +37,11 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(f"there is no device {name!r}; use auto, cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device cuda was asked for, but torch finds no GPU here; use --device cpu")
+    if device.type not in _DEVICES:
+        raise ConfigError(f"models cannot run on device {name!r}; use auto, cpu or cuda")
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= there:
+        raise ConfigError(f"device {name} was asked for, but torch finds {there} GPUs here; use --device cpu")
     return device
 
 

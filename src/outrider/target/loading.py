@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,12 @@ def find(model: str | Path) -> tuple[Path, str]:
     """
     if not str(model).strip():
         raise ModelError("no model was named; give a path, a hub id or the name of a model")
-    path = Path(model).expanduser()
+    try:
+        path = Path(model).expanduser()
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
+    except (OSError, ValueError, RuntimeError) as error:  # longer than the system allows, a NUL, nobody's home
+        raise ModelError(f"{str(model)[:80]!r} cannot be a model's path: {one_line(error)[:120]}") from error
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"{path}: this folder has no config.json; give a model's folder or a .gguf file")
@@ -178,6 +184,7 @@ def _open_folder(path: Path, name: str) -> ModelFiles:
         raise ModelError(f"{name}: its config.json cannot be used: {one_line(error)}") from error
     if not hf_names.is_causal(config):
         raise ModelError(f"{name}: {config.model_type!r} is not a decoder-only language model; it cannot be served")
+    hf_names.check_config(config)
     if not files:
         raise ModelError(f"{name}: the folder holds no .safetensors weights")
     try:

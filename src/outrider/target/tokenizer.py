@@ -60,7 +60,18 @@ class Tokenizer:
         self._byte_fallback = "ByteFallback" in _decoder_names(backend)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Turn text into ids; special tokens written in the text become their ids."""
+        """Turn text into ids; special tokens written in the text become their ids.
+
+        Raises:
+            RequestError: the text holds half a surrogate pair, which is no character.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text is not valid Unicode: half a surrogate pair at character {error.start}; was it read from "
+                "bytes that are not UTF-8?"
+            ) from None
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

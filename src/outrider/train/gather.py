@@ -42,7 +42,7 @@ class DataConfig:
         16384, "Tokens a head can draft, or a draft model's loss looks at; 0 is all of the target's.", low=0
     )
     buffer_gb: float = option(8.0, "Most gigabytes of hidden rows on disk.", low=0.01)
-    rows: int = option(2048, "Positions of a batch.", low=1)
+    rows: int = option(512, "Positions of a batch; fewer are more steps from the same tokens.", low=1)
     max_length: int = option(512, "Longer texts are cut here.", low=2)
     held_out: int = option(200, "Most texts the head is judged by.", low=1)
 
