@@ -172,6 +172,39 @@ def test_a_drafter_that_raises_anywhere_changes_no_text(call: str, monkeypatch: 
     assert_clean(llm)
 
 
+NETWORKS = {
+    "draft_model": "forward",
+    "eagle": "forward",
+    "eagle2": "forward",
+    "eagle3": "forward",
+    "medusa": "logits",
+    "blockwise": "logits",
+    "dspark": "block",
+    "dflash": "block",
+}
+"""What drafters with a network call to draft with it."""
+
+
+@pytest.mark.faulty_drafter
+@pytest.mark.parametrize("case", NETWORKS)
+def test_a_network_that_always_fails_is_told_of_once_for_each_request(
+    case: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = make(by_id(case, "bad"))
+    drafter = llm.engine._drafter._drafter
+
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("out of memory, say")
+
+    monkeypatch.setattr(drafter._runner if hasattr(drafter, "_runner") else drafter._model, NETWORKS[case], broken)
+    with caplog.at_level(logging.WARNING, logger="outrider.guard"):
+        done = llm.generate(PROMPTS, GREEDY)
+    assert [c.token_ids for c in done] == plain("greedy")
+    told = [record.getMessage() for record in caplog.records if "out of memory" in record.getMessage()]
+    assert len(told) == len(PROMPTS), told
+    assert_clean(llm)
+
+
 @pytest.mark.faulty_drafter
 @pytest.mark.parametrize("case", ["eagle", "eagle2", "eagle3"])
 def test_a_network_that_fails_while_it_is_let_go_keeps_no_pages(case: str, monkeypatch: pytest.MonkeyPatch) -> None:

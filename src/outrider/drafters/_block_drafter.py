@@ -94,7 +94,7 @@ class BlockDrafter:
         if known is None or stop <= known:
             return False
         if kept.start > known or stop > self._runner.context_length or not self._cache.extend(kept.key, stop):
-            self.close(kept.key)  # rows go by unseen, so that nothing can follow
+            self._drop(kept.key)  # rows go by unseen, so that nothing can follow
             return False
         return True
 
@@ -165,8 +165,12 @@ class BlockDrafter:
 
     def close(self, key: str) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
-        self._known.pop(key, None)
         self._failures.forget(key)
+        self._drop(key)
+
+    def _drop(self, key: str) -> None:
+        """Draft no more for a request; what it met stays, to be told."""
+        self._known.pop(key, None)
         self._cache.release(key)
 
 

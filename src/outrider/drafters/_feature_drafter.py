@@ -147,7 +147,7 @@ class FeatureDrafter:
             if state is None:
                 continue
             if kept.start > state.known:
-                self.close(kept.key)  # rows went by unseen, so that nothing can follow
+                self._drop(kept.key)  # rows went by unseen, so that nothing can follow
                 continue
             self._note(state, kept, outcome)
             if state.known - state.computed > _CHUNK or self._fills_a_page(state):
@@ -160,13 +160,19 @@ class FeatureDrafter:
 
     def close(self, key: str) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
+        try:
+            self._drop(key)
+        finally:
+            self._failures.forget(key)
+
+    def _drop(self, key: str) -> None:
+        """Draft no more for a request; what it met stays, to be told."""
         state = self._states.pop(key, None)
         try:
             if state is not None and key not in self._failures and self._fills_a_page(state):
                 # For the next request whose text begins like this one.
                 self._compute(key, state, min(state.known, len(state.tokens) - 1))
         finally:
-            self._failures.forget(key)
             self._cache.release(key)
 
     def _fills_a_page(self, state: _State) -> bool:
@@ -188,7 +194,7 @@ class FeatureDrafter:
         if state is None or context < 0 or state.known != context + 1:
             return None
         if context + 1 + depth > self._model.context_length:
-            self.close(sequence.key)
+            self._drop(sequence.key)
             return None
         self._compute(sequence.key, state, context + 1 - _JOINED)
         if sequence.key not in self._states or not self._cache.extend(

@@ -84,7 +84,7 @@ class StaticTree:
             count: drafted nodes.
         """
         chosen: list[Ranks] = []
-        offers: list[tuple[float, Ranks]] = [(-chances[0][0], (0,))]
+        offers: list[tuple[float, Ranks]] = [(-chances[0][0], (0,))] if chances else []
         while offers and len(chosen) < count:
             chance, ranks = heapq.heappop(offers)
             chosen.append(ranks)
@@ -129,8 +129,8 @@ class Failures:
                 self.note(growth.sequence.key, growth.error)
 
     def check(self, key: str) -> None:
-        """Raise what the request met before, once."""
-        if (error := self._met.pop(key, None)) is not None:
+        """Raise what the request met before: each time, since a request that is tried beside others is tried alone then."""
+        if (error := self._met.get(key)) is not None:
             raise error
 
     def forget(self, key: str) -> None:
