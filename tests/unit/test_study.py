@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ from outrider.metrics import PhaseSeconds, SpeculationStats
 from outrider.study.plot import picture
 from outrider.study.quality import Quality, no_quality, quality
 from outrider.study.ranks import chance, kendall, ranks, spearman
-from outrider.study.run import MEASURES, correlations
+from outrider.study.run import MEASURES, _quality, correlations
 from outrider.verify import make_verifier
 
 TIED = ([1.0, 2.0, 2.0, 5.0, 4.0, 3.0], [0.3, 0.1, 0.5, 0.5, 0.9, 0.2])
@@ -223,6 +224,16 @@ def row(name: str, speedup: float, perplexity: float | None, ms: float = 1.0) ->
         "draft_ms_per_round": ms,
     }
     return {"name": name, "speedup": speedup, "speedup_interval": (speedup - 0.1, speedup + 0.1)} | figures
+
+
+def test_a_drafter_that_fails_while_it_is_judged_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> Quality:
+        raise RuntimeError("out of memory, say")
+
+    monkeypatch.setattr("outrider.study.run.quality", broken)
+    told = _quality(SimpleNamespace(models=None), SimpleNamespace(config=None), [], lambda: None)  # type: ignore[arg-type]
+    assert told.reason == "it failed while it was judged: RuntimeError: out of memory, say"
+    assert told.perplexity is None
 
 
 def test_a_correlation_counts_the_drafters_that_have_the_figure() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from tiny_folder import make_folder
 
 from outrider.cli import main
+from outrider.errors import ConfigError
+from outrider.train.gather import Source
+from outrider.train.synthesise import SynthesisConfig
 
 PROMPTS = 150
 """So many that some are held out: one in thirty-three is."""
@@ -121,6 +125,39 @@ def test_training_goes_on_from_a_head_that_was_trained_before(place: Path, capsy
     assert code == 2
     assert "with inner 96, and this training's would have 64; give --inner 96" in err
     assert not (place / "fresh").exists(), "prompts were answered first"
+
+
+def test_answers_of_another_target_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert trained(place, capsys, "medusa", "--heads", "2", data="theirs")[0] == 0
+    shutil.copytree(place / "model", place / "another")
+    words = ["train", "medusa", "--model", str(place / "another"), "--output", str(place / "not-ours"), *SMALL, *SHORT]
+    words += ["--heads", "2", "--data-folder", str(place / "theirs")]
+    assert main(words) == 2
+    assert "was made with target 'model', and now it is 'another'" in capsys.readouterr().err, "their rows were taken"
+    for rows in (place / "theirs").glob("hidden-*"):
+        shutil.rmtree(rows)
+    assert main(words) == 2
+    assert "were made with target 'model', and now it is 'another'" in capsys.readouterr().err
+
+
+def test_too_few_prompts_to_judge_by_are_refused_before_any_is_answered(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "few.jsonl").write_text(json.dumps({"prompt": "say 1 aloud"}) + "\n")
+    words = ["train", "medusa", "--model", str(place / "model"), "--data", str(place / "few.jsonl"), *SMALL, *SHORT]
+    assert main([*words, "--output", str(place / "nothing")]) == 2
+    assert "none of 1 prompts is kept to judge by" in capsys.readouterr().err
+    assert not (place / "nothing" / "data" / "answers.jsonl").exists()
+
+
+def test_prompts_made_otherwise_are_refused(tmp_path: Path) -> None:
+    source = Source(tmp_path, synthesised=200)
+    (tmp_path / "prompts.made.json").write_text(json.dumps(source.made()))
+    source.check_made()
+    with pytest.raises(ConfigError, match=r"made with synthesise 200, and now it is 2000; use the same, or another"):
+        Source(tmp_path, synthesised=2000).check_made()
+    with pytest.raises(ConfigError, match="made with code_share"):
+        Source(tmp_path, synthesised=200, synthesis=SynthesisConfig(code_share=0.9)).check_made()
 
 
 def test_what_cannot_be_trained_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from tiny import tiny_model
 
 from outrider.errors import ConfigError
@@ -69,3 +70,42 @@ def test_members_of_an_earlier_training_do_not_join(tmp_path: Path) -> None:
     check_start(recipe("specinfer", members=3), "", tmp_path, target)
     with pytest.raises(ConfigError, match=r"3 is left of an earlier training and would join the 2 of this one; delete"):
         check_start(recipe("specinfer", members=2), "", tmp_path, target)
+
+
+@pytest.mark.parametrize("method", ["blockwise", "medusa", "eagle", "eagle3", "dspark", "dflash"])
+def test_a_head_goes_on_with_the_guesses_it_had(method: str, tmp_path: Path) -> None:
+    """What is not in the file, such as an LM head that is the target's own, is there again."""
+    made, target = recipe(method), tiny_model()
+    head = made.head(target, torch.arange(0, target.vocabulary, 2), 0)
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight += 0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(weight)))
+    made.product.write(tmp_path, head, TargetFacts.of(target), {})
+    again = started_head(made, tmp_path, target)
+    assert tensors(again).keys() == tensors(head).keys()
+    for name, tensor in tensors(head).items():
+        assert torch.equal(tensors(again)[name], tensor), name
+
+
+def tensors(head: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every tensor of a head, those included that its file does not hold."""
+    return dict(head.named_parameters()) | dict(head.named_buffers())
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("dspark", {"mask_id": 10_000_000}, "mask_id is 10000000, and the target has"),
+        ("dflash", {"mask_id": 10_000_000}, "mask_id is 10000000, and the target has"),
+    ],
+)
+def test_an_option_that_does_not_fit_the_target_is_refused_at_once(
+    method: str, options: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_start(recipe(method, **options), "", tmp_path, tiny_model())
+
+
+def test_a_correction_that_does_not_exist_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="no correction 'marcov'; there are: independent, markov, gated, rnn"):
+        recipe("dspark", correction="marcov")

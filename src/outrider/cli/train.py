@@ -148,18 +148,12 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     flags.check_used(recipe.method)
     settings, sizes = flags.of("settings"), flags.of("data")
     console = output.screen()
-    source = Source(
-        data_folder or output_folder / "data",
-        prompts=data,
-        synthesised=synthesise,
-        synthesis=flags.of("synthesis"),
-        answers=flags.of("answers"),
-        online=online,
-    )
+    name, making = find(model)[1], {"synthesis": flags.of("synthesis"), "answers": flags.of("answers")}
+    place = data_folder or output_folder / "data"
+    source = Source(place, target=name, prompts=data, synthesised=synthesise, online=online, **making)
     llm = LLM(model, speculation="none", backend=backend)
-    name = find(model)[1]
     check_start(recipe, settings.start_from, output_folder, llm.engine.target)
-    gather(llm, source, name, console, hidden_rows(llm, recipe, source, sizes))
+    gather(llm, source, console, hidden_rows(llm, recipe, source, sizes))
     trained = run(llm, recipe, source, output_folder, target_name=name, data=sizes, settings=settings, console=console)
     comparison = bought(llm, recipe.product.arms(recipe.method, output_folder), source.folder, console)
     if as_json:

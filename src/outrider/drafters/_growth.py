@@ -129,7 +129,7 @@ class Failures:
                 self.note(growth.sequence.key, growth.error)
 
     def check(self, key: str) -> None:
-        """Raise what the request met before: each time, since a request that is tried beside others is tried alone then."""
+        """Raise what the request met before; again and again, since who fails beside others is tried alone next."""
         if (error := self._met.get(key)) is not None:
             raise error
 

@@ -143,8 +143,14 @@ def write_head(folder: Path, checkpoint: HeadCheckpoint, kinds: Mapping[str, str
             the longest that fits holds, and what none fits stays as it is.
 
     Raises:
-        ConfigError: there is no such kind, or there are no kernels to make it.
+        ConfigError: there is no such kind, there are no kernels to make it, or only the target can tell which layers
+            the head reads, so that nothing could be written of them.
     """
+    if checkpoint.layers_of is not None:
+        raise ConfigError(
+            f"{checkpoint.name} does not say which layers it reads, only its target can tell, and this format must; "
+            "use the folder as it is, which loads by path"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     told = {
         "outrider_head": VERSION,

@@ -138,7 +138,7 @@ class RecurrentCorrection(MarkovCorrection):
         return self.markov_w2(torch.tanh(output)), keep * before + (1 - keep) * torch.tanh(candidate)
 
 
-_CORRECTIONS: Final[dict[str, Callable[[DSparkConfig, int], nn.Module]]] = {
+CORRECTIONS: Final[dict[str, Callable[[DSparkConfig, int], nn.Module]]] = {
     "independent": NoCorrection,
     "markov": MarkovCorrection,
     "gated": GatedCorrection,
@@ -241,9 +241,9 @@ class DSparkHead(nn.Module):
 
 
 def _correction(config: DSparkConfig, outputs: int) -> nn.Module:
-    if config.correction not in _CORRECTIONS:
-        raise ModelError(f"there is no correction {config.correction!r}; there are: {', '.join(_CORRECTIONS)}")
-    return _CORRECTIONS[config.correction](config, outputs)
+    if config.correction not in CORRECTIONS:
+        raise ModelError(f"there is no correction {config.correction!r}; there are: {', '.join(CORRECTIONS)}")
+    return CORRECTIONS[config.correction](config, outputs)
 
 
 CONFIG, HEAD = DSparkConfig, DSparkHead

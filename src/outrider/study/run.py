@@ -49,10 +49,18 @@ def study(request: Request, begin: Callable[[int], None], advance: Callable[[], 
     judged = sum(no_quality(arm.config) is None for arm in drafters)
     found = measure(request, lambda runs: begin(runs + judged * runs // len(request.arms)), advance)
     answers = [sample for sample in found.samples if sample.arm.plain]
-    qualities = {arm.name: quality(found.models, arm.config, answers, advance) for arm in drafters}
+    qualities = {arm.name: _quality(found, arm, answers, advance) for arm in drafters}
     rows = [_row(found, arm, qualities[arm.name]) for arm in drafters]
     told = {"drafters": rows, "correlations": correlations(rows), "meanings": MEANINGS}
     return found.result | {"study": told}
+
+
+def _quality(found: Measured, arm: Arm, answers: Sequence[Sample], advance: Callable[[], None]) -> Quality:
+    """What one drafter says of the answers; a drafter that fails there takes nothing from what was measured."""
+    try:
+        return quality(found.models, arm.config, answers, advance)
+    except Exception as error:  # noqa: BLE001 - the bench before it may have taken an hour
+        return Quality(reason=f"it failed while it was judged: {type(error).__name__}: {error}")
 
 
 def _row(found: Measured, arm: Arm, judged: Quality) -> dict[str, Any]:

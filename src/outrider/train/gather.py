@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from rich.console import Console
 
@@ -20,14 +21,20 @@ from outrider.train.example import Example
 from outrider.train.hidden_rows import HiddenRows
 from outrider.train.prompts import Prompt, read_prompts, write_prompts
 from outrider.train.recipes.base import Recipe
-from outrider.train.regenerate import AnswerConfig, read_answers, regenerate
+from outrider.train.regenerate import AnswerConfig, check_answered, read_answers, regenerate
 from outrider.train.sources import Online, Streamed
 from outrider.train.synthesise import SynthesisConfig, synthesise
 from outrider.train.teacher import Matrices
 from outrider.train.vocabulary import DraftVocabulary, draft_vocabulary
 
 PROMPTS: Final = "prompts.jsonl"
+MADE: Final = "prompts.made.json"
+"""Tells which prompts the target was asked to make."""
 ANSWERS: Final = "answers.jsonl"
+_NOBODY_JUDGES: Final = (
+    "none of {count} prompts is kept to judge by: about one in thirty is, so give more of them, with --data or a "
+    "larger --synthesise"
+)
 _FIRST: Final = 256
 """Prompts that are answered ahead where all others are answered while training."""
 
@@ -57,6 +64,8 @@ class Source:
 
     folder: Path
     """Prompts, answers and hidden rows are kept here, and used again by the next training."""
+    target: str = ""
+    """Name of the model whose answers these are; those of another are refused.  Empty asks nothing."""
     prompts: Sequence[Path] = ()
     """Files of prompts."""
     synthesised: int = 0
@@ -78,6 +87,25 @@ class Source:
         files = [*self.prompts, *([own] if own.exists() else [])]
         return read_prompts(files) if files else []
 
+    def made(self) -> dict[str, Any]:
+        """What decides the prompts that the target makes."""
+        return {"synthesise": self.synthesised} | asdict(self.synthesis)
+
+    def check_made(self) -> None:
+        """Refuse prompts that the target made, if others are wanted now.
+
+        Raises:
+            ConfigError: naming what differs.
+        """
+        file = self.folder / MADE
+        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        for name, value in self.made().items():
+            if found.get(name, value) != value:
+                raise ConfigError(
+                    f"the prompts in {self.folder / PROMPTS} were made with {name} {found[name]}, and now it is "
+                    f"{value}; use the same, or another --data-folder"
+                )
+
     def asked_before(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Of all prompts, those that are answered before the training."""
         trained_on = [prompt for prompt in prompts if not prompt.for_validation]
@@ -85,11 +113,12 @@ class Source:
         return [prompt for prompt in prompts if prompt.key not in later]
 
 
-def gather(llm: LLM, source: Source, target: str, console: Console, rows: HiddenRows) -> None:
+def gather(llm: LLM, source: Source, console: Console, rows: HiddenRows) -> None:
     """Make every prompt and answer that is not there yet, and keep the hidden rows that answering computes.
 
     Raises:
-        ConfigError: a file cannot be read or written, or holds prompts that heads are measured on.
+        ConfigError: a file cannot be read or written, was made otherwise, or holds prompts that heads are measured on;
+            or none of the prompts is kept to judge by.
     """
     source.folder.mkdir(parents=True, exist_ok=True)
     shown = console.is_terminal
@@ -97,12 +126,19 @@ def gather(llm: LLM, source: Source, target: str, console: Console, rows: Hidden
     if source.synthesised and not own.exists():
         made, dropped = synthesise(llm, source.synthesised, source.synthesis, progress=shown)
         write_prompts(own, made)
+        own.with_name(MADE).write_text(json.dumps(source.made()) + "\n", encoding="utf-8")
         console.print(f"{len(made)} prompts were made; left out: {dict(dropped) or 'none'}")
+    elif source.synthesised:
+        source.check_made()
     prompts = source.asked_before(source.read())
     if prompts:
+        if not any(prompt.for_validation for prompt in prompts):
+            raise ConfigError(_NOBODY_JUDGES.format(count=len(prompts)))
         path, seen = source.folder / ANSWERS, rows.watching(llm)
         try:
-            report = regenerate(seen, prompts, path, source.answers, target=target, progress=shown, on_answer=rows.keep)
+            report = regenerate(
+                seen, prompts, path, source.answers, target=source.target, progress=shown, on_answer=rows.keep
+            )
         finally:
             rows.flush()
         console.print(str(report))
@@ -116,13 +152,15 @@ class Texts:
     held_out: list[Example]
 
     @classmethod
-    def of(cls, folder: Path, config: DataConfig) -> Texts:
+    def of(cls, source: Source, config: DataConfig) -> Texts:
         """Read a folder of answers.
 
         Raises:
-            ConfigError: there are no answers, or none that are held out.
+            ConfigError: there are no answers, or none that are held out, or they are another model's.
         """
-        file = folder / ANSWERS
+        file = source.folder / ANSWERS
+        if source.target:
+            check_answered(file, source.target)
         train, held_out = (read_answers(file, validation=kept) if file.exists() else [] for kept in (False, True))
         if not train or not held_out:
             raise ConfigError(
@@ -148,6 +186,7 @@ def hidden_rows(llm: LLM, recipe: Recipe, source: Source, data: DataConfig) -> H
         recipe.layers_read(target),
         limit_bytes=int(data.buffer_gb * 1e9),
         held_out=data.held_out,
+        name=source.target,
         for_training=not source.online,
     )
 
@@ -173,7 +212,7 @@ class Data:
             ConfigError: there are none, or none to judge by.
         """
         target = llm.engine.target
-        texts = Texts.of(source.folder, config)
+        texts = Texts.of(source, config)
         ends = sorted(llm.tokenizer.eos_ids) if llm.tokenizer else []
         rows = hidden_rows(llm, recipe, source, config)
         judged = Streamed(target, texts.held_out, rows.filled(texts.held_out, judging=True, console=console))
@@ -206,6 +245,7 @@ def _facts(source: Source, texts: Texts, shape: Shape) -> Mapping[str, object]:
     """What decides the batches; names that no option has."""
     asked = [prompt.key for prompt in source.read()] if source.online else [example.key for example in texts.train]
     return {
+        "target": source.target,
         "texts": _name_of(asked),
         "texts held out": _name_of([example.key for example in texts.held_out]),
         "rows of a batch": shape.rows,

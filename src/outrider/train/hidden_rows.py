@@ -30,6 +30,7 @@ class HiddenRows:
         layers: read by the head, beside the rows after the final norm.
         limit_bytes: most bytes of each buffer.
         held_out: most texts to judge by.
+        name: the target's; rows of another are refused.
         for_training: whether rows of texts to train on are read from here, and so are kept.
 
     Raises:
@@ -44,6 +45,7 @@ class HiddenRows:
         *,
         limit_bytes: int,
         held_out: int,
+        name: str = "",
         for_training: bool = True,
     ) -> None:
         self._target, self._held_out, self._for_training = target, held_out, for_training
@@ -51,8 +53,8 @@ class HiddenRows:
         """Layers that are captured."""
         place = folder / f"{_PREFIX}{'-'.join(map(str, self.layers))}"
         self._buffers = {
-            judging: FeatureBuffer(place / name, self.layers, target.width, limit_bytes)
-            for judging, name in _NAMES.items()
+            judging: FeatureBuffer(place / part, self.layers, target.width, limit_bytes, target=name)
+            for judging, part in _NAMES.items()
         }
         self._recorder = Recorder(self.layers)
 

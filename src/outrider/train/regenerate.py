@@ -287,6 +287,21 @@ def _cut_torn_line(path: Path) -> None:
         file.truncate(0)
 
 
+def check_answered(path: Path, target: str) -> None:
+    """Refuse another model's answers.
+
+    Args:
+        path: a file of answers; one that is missing or empty is nobody's.
+        target: the model's name.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    first = next(_lines(path), None)
+    if first is not None:
+        _check_facts(path, first, {"target": target})
+
+
 def _check_facts(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
     for name, value in wanted.items():
         if found.get(name) != value:

@@ -17,6 +17,7 @@ from outrider.train.recipes.base import Recipe
 from outrider.train.settings import Settings
 from outrider.train.start import check_start, started_head
 from outrider.train.state import fingerprint
+from outrider.train.workers import workers
 
 TRAINING: Final = "training"
 
@@ -63,6 +64,8 @@ def train(
         console.print(str(vocabulary))
     facts, product = TargetFacts.of(target, target_name), recipe.product
     done: list[Trained] = []
+    working = workers(target.device)
+    teacher = gathered.teacher.to(working.device)
     while (stage := recipe.after([one.head for one in done])) is not None:
         if wishes.start_from:
             head = started_head(stage, Path(wishes.start_from), target)
@@ -72,10 +75,10 @@ def train(
             product.write(output / UNTRAINED, head, facts, {})
         folder = product.place(output, len(done))
         deciding = {**gathered.facts, "trained before": [fingerprint(one.head) for one in done]}
-        task = Task(stage, head, gathered.teacher, gathered.stream(wishes.seed), gathered.held_out, deciding)
-        done.append(Training(task, wishes, folder / TRAINING, console=console).run())
+        task = Task(stage, head, teacher, gathered.stream(wishes.seed), gathered.held_out, deciding)
+        done.append(Training(task, wishes, folder / TRAINING, workers=working, console=console).run())
         product.write(folder, done[-1].head, facts, told)
-    apart = recipe.apart([one.head for one in done], gathered.held_out, gathered.teacher)
+    apart = recipe.apart([one.head for one in done], [batch.to(working.device) for batch in gathered.held_out], teacher)
     for name, found in apart.items():
         console.print(f"{name}: held-out {found}")
     return done[-1]._replace(apart=apart)

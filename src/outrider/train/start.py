@@ -30,13 +30,15 @@ def check_start(recipe: Recipe, start: str, output: Path, target: TargetModel) -
 
     Raises:
         ModelError: the head to begin with cannot be read.
-        ConfigError: it does not fit, nothing of this method begins with a head, or a network of an earlier training
-            would join those of this one.
+        ConfigError: it does not fit, nothing of this method begins with a head, an option does not fit the target, or a
+            network of an earlier training would join those of this one.
     """
     if start and not recipe.product.starts_from_heads:
         raise ConfigError(f"{recipe.method} begins with layers of the target, not with a head; leave out --start-from")
     if start:
         started_head(recipe, Path(start), target)
+    elif recipe.product.starts_from_heads:
+        recipe.head(target, torch.arange(1), 0)  # options that do not fit the target
     networks = next(number for number in count(1) if recipe.after([None] * number) is None)
     places = [recipe.product.place(output, number) for number in range(networks + 1)]
     if places[-1] not in places[:-1] and (places[-1] / CONFIG).exists():
@@ -56,6 +58,8 @@ def started_head(recipe: Recipe, start: Path, target: TargetModel) -> torch.nn.M
     """
     found = read_head(start).fitted(target)
     head: Any = found.build()
+    if hasattr(head, "share"):  # its LM head is the target's, and not in the file
+        head.share(target)
     due: Any = recipe.head(target, torch.arange(1), 0)
     if type(head) is not type(due):
         wanted = type(due).__module__.rpartition(".")[2]

@@ -15,7 +15,8 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from outrider.drafters.base import check_options, option
-from outrider.heads.dspark import DSparkConfig, DSparkHead
+from outrider.errors import ConfigError
+from outrider.heads.dspark import CORRECTIONS, DSparkConfig, DSparkHead
 from outrider.train.batches import Batch, shifted
 from outrider.train.calibration import cross_checked, scaling_temperatures
 from outrider.train.objectives.base import Objective, make_objective
@@ -58,6 +59,9 @@ class DSparkRecipe:
         check_options(self)
         make_objective(self.objective)
         Weights.of(self)
+        if self.correction not in CORRECTIONS:
+            known = ", ".join(CORRECTIONS)
+            raise ConfigError(f"{self.method}: there is no correction {self.correction!r}; there are: {known}")
 
     @cached_property
     def _objective(self) -> Objective:
@@ -70,6 +74,10 @@ class DSparkRecipe:
 
     def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> DSparkHead:
         """See :class:`outrider.train.recipes.base.Recipe`."""
+        if self.mask_id >= target.vocabulary:
+            raise ConfigError(
+                f"{self.method}: mask_id is {self.mask_id}, and the target has {target.vocabulary} tokens"
+            )
         ids = torch.arange(target.vocabulary) if vocabulary is None else vocabulary
         config = DSparkConfig(
             block=block_shape(target, self.inner, head_norms=True),
@@ -153,7 +161,7 @@ def _judged(head: DSparkHead, batch: Batch, teacher: Teacher, most: int) -> tupl
     # After a token that is not the target's own choice the text goes on as another one.
     kept = whole & (truth == text)[..., :-1].all(-1)
     logits = head.confidence(drafted.previous, drafted.slots.hidden)[kept]
-    return logits, (guesses == truth)[kept].cumprod(-1).bool()
+    return logits.cpu(), (guesses == truth)[kept].cumprod(-1).bool().cpu()
 
 
 @torch.no_grad()
