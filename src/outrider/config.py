@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -49,15 +49,18 @@ class Speculation:
     """How to speculate: the method, the acceptance rule, and the method's own options.
 
     Where ``method`` is a method's config, ``options`` change its fields; ``auto`` is lookup, with the draft model or
-    the trained head behind it where one is given.
+    the trained head behind it where one is given, or a head lies beside the target.
     """
 
     method: str | DrafterConfig = "auto"
     verifier: str = "coupled"
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def drafter_config(self) -> DrafterConfig:
+    def drafter_config(self, beside: Callable[[], Sequence[str]] = tuple) -> DrafterConfig:
         """The method's checked config.
+
+        Args:
+            beside: asked for the heads beside the target where the choice is open and no draft model is named.
 
         Raises:
             ConfigError: an unknown method or option, or a value out of bounds.
@@ -68,7 +71,7 @@ class Speculation:
             return make_config(self.method, self.options)
         options = dict(self.options)
         models = options.pop("models", None) or [model for model in [options.pop("model", "")] if model]
-        return changed(automatic_config(models), options)
+        return changed(automatic_config(models or beside()), options)
 
 
 AUTOMATIC = "auto"

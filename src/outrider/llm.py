@@ -24,6 +24,7 @@ from outrider.request import Request
 from outrider.sampling.params import SamplingParams
 from outrider.target.backends import LoadOptions, load_model
 from outrider.target.base import TargetModel
+from outrider.target.loading import heads_beside
 from outrider.target.tokenizer import Tokenizer
 from outrider.verify import check_exact, make_verifier
 
@@ -81,8 +82,10 @@ class LLM:
         def load(path: str | Path) -> tuple[TargetModel, Tokenizer]:
             return load_model(path, options.for_drafter)
 
+        plan = Speculation(speculation or "none") if not isinstance(speculation, Speculation) else speculation
+        config = plan.drafter_config(lambda: heads_beside(model))
         target, tokenizer = load_model(model, options)
-        self._assemble(target, tokenizer, load, speculation, cache, scheduler)
+        self._assemble(target, tokenizer, load, Speculation(config, plan.verifier), cache, scheduler)
 
     @classmethod
     def from_model(

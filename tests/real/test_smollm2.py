@@ -24,7 +24,7 @@ from outrider.verify.base import Draws
 
 pytestmark = pytest.mark.real
 
-HEAD = Path(__file__).parents[2] / "assets" / "heads" / "smollm2-135m-eagle3"
+HEADS = Path(__file__).parents[2] / "assets" / "heads"
 
 QUESTIONS = [
     "Repeat three times: the quick brown fox jumps over the lazy dog.",
@@ -100,8 +100,9 @@ def test_text_is_identical(backend: str, method: str, setting: str) -> None:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_head_that_comes_along_drafts_what_is_accepted(backend: str, setting: str) -> None:
-    llm = serving(head_config(str(HEAD)), backend=backend)
+@pytest.mark.parametrize("head", ["smollm2-135m-eagle3", "smollm2-135m-dspark"])
+def test_the_heads_that_come_along_draft_what_is_accepted(head: str, backend: str, setting: str) -> None:
+    llm = serving(head_config(str(HEADS / head)), backend=backend)
     done = llm.generate(prompts(), SETTINGS[setting])
     assert [(c.text, c.token_ids) for c in done] == plain(setting, backend)
     emitted, rounds = (sum(getattr(c.speculation, name) for c in done) for name in ("emitted", "rounds"))

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from outrider.errors import ModelError
 from outrider.target.gguf import read_gguf
 from outrider.target.gguf_tokenizer import build_tokenizer
-from outrider.target.loading import LoadedModel, find, load
+from outrider.target.loading import LoadedModel, find, heads_beside, load, named_models
 
 ROWS = torch.tensor([[1, 5, 9, 200, 42, 7, 7, 3]])
 LLAMA3_ROPE = {
@@ -365,6 +365,20 @@ def test_what_is_not_there_is_said(models: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(ModelError, match=r"notes\.txt: is neither a folder nor a \.gguf file"):
         find(tmp_path / "notes.txt")
+
+
+def test_a_head_lies_beside_its_model_by_name(models: Path, tmp_path: Path) -> None:
+    (models / "Alpha.Q4.gguf").write_bytes(b"GGUF")
+    make_folder(models / "beta", {})
+    assert heads_beside("Alpha.Q4") == heads_beside("beta") == ()
+    (models / "Alpha.Q4.head").mkdir()
+    assert heads_beside("Alpha.Q4") == (), "a folder without a head"
+    for name in ("Alpha.Q4.head", "beta.head"):
+        (models / name).mkdir(exist_ok=True)
+        (models / name / "config.json").write_text("{}")
+    assert heads_beside("alpha") == (str(models / "Alpha.Q4.head"),)
+    assert heads_beside(models / "beta") == (str(models / "beta.head"),)
+    assert set(named_models()) == {"Alpha.Q4", "beta"}, "a head was taken for a model"
 
 
 def test_a_hub_id_is_fetched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from tiny_folder import make_folder
 
+from outrider import LLM, Speculation
 from outrider.cli import main
+from outrider.drafters.lookup_model import LookupModel
 from outrider.errors import ConfigError
 from outrider.train.gather import Source
 from outrider.train.synthesise import SynthesisConfig
@@ -71,6 +73,24 @@ def test_a_head_is_trained_measured_and_drafts(
         texts.add(tuple(done["token_ids"]))
     assert done["speculation"]["algorithm"] == "lookup_model", "the folder did not say what it holds"
     assert len(texts) == 1
+
+
+def test_a_head_beside_its_model_is_the_default(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert trained(place, capsys, "eagle3", "--steps", "2")[0] == 0
+    words = ["generate", "say 3 aloud", "--model", str(place / "model"), "--max-tokens", "12", "--json"]
+    assert main(words) == 0
+    without = json.loads(capsys.readouterr().out)
+    beside = place / "model.head"
+    shutil.copytree(place / "eagle3", beside)
+    try:
+        assert main(words) == 0
+        done = json.loads(capsys.readouterr().out)
+        assert LLM(place / "model").drafter_config == LookupModel(model=str(beside))
+        assert LLM(place / "model", speculation=Speculation("ngram")).drafter_config.method == "ngram"
+    finally:
+        shutil.rmtree(beside)
+    assert (without["speculation"]["algorithm"], done["speculation"]["algorithm"]) == ("suffix", "lookup_model")
+    assert done["token_ids"] == without["token_ids"]
 
 
 def test_the_same_command_again_has_nothing_left_to_do(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

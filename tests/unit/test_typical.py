@@ -150,7 +150,7 @@ def test_a_chi_square_tells_it_from_the_target(rule: Typical | Rejection, passes
 
 
 def test_plain_decoding_beside_it_stays_the_targets() -> None:
-    arms = method_arms(MethodFlags(verifier=LOSSY), ["ngram"])
+    arms = method_arms(MethodFlags(verifier=LOSSY), ["ngram"], "tiny")
     assert [(arm.plain, arm.verifier.lossless) for arm in arms] == [(True, True), (False, False)]
 
 

@@ -56,7 +56,7 @@ class Request:
                 SamplingParams(temperature=temperature, top_p=top_p, seed=self.seed)
 
 
-def method_arms(methods: MethodFlags, algorithms: Sequence[str]) -> tuple[Arm, ...]:
+def method_arms(methods: MethodFlags, algorithms: Sequence[str], model: str) -> tuple[Arm, ...]:
     """An arm for each method named, plain decoding first.
 
     Raises:
@@ -64,7 +64,7 @@ def method_arms(methods: MethodFlags, algorithms: Sequence[str]) -> tuple[Arm, .
     """
     found = [plain_arm(methods.verifier)]
     for name in algorithms:
-        plan = methods.plan(name, ignore_foreign=True)
+        plan = methods.plan(name, model, ignore_foreign=True)
         if plan.config == NoDraft():
             continue
         if any(arm.config == plan.config for arm in found):

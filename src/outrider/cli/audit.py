@@ -76,8 +76,8 @@ def audit(
     from outrider.audit import audit as run  # takes seconds, which --help and bad flags need not wait for
 
     methods = [name.strip() for name in effort.also.split(",") if name.strip()]
-    plan = speculation.plan(speculation.speculative_algorithm, ignore_foreign=bool(methods))
-    others = [speculation.plan(name, ignore_foreign=True) for name in methods]
+    plan = speculation.plan(speculation.speculative_algorithm, model.model, ignore_foreign=bool(methods))
+    others = [speculation.plan(name, model.model, ignore_foreign=True) for name in methods]
     speculation.check_used([each.config for each in (plan, *others)])
     check_lossless(plan.verifier)
     amount = Effort(

@@ -83,7 +83,8 @@ class GridFlags:
         """
         from outrider.bench.session import method_arms  # likewise
 
-        arms = method_arms(methods, [name.strip() for name in self.algorithms.split(",") if name.strip()])
+        names = [name.strip() for name in self.algorithms.split(",") if name.strip()]
+        arms = method_arms(methods, names, model.model)
         temperatures, top_ps = _numbers("--temperature", self.temperature), _numbers("--top-p", self.top_p)
         return work.request(model, arms, temperatures, top_ps)
 

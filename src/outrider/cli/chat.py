@@ -38,7 +38,7 @@ def chat(
         cache: what is kept between requests.
         system: system message of the conversation.
     """
-    params, plan = sampling.params(), speculation.chosen()
+    params, plan = sampling.params(), speculation.chosen(model.model)
     llm = model.load(plan, cache)
     opening = [{"role": "system", "content": system}] if system else []
     llm.encode_chat([*opening, {"role": "user", "content": "?"}])  # a model without a template is refused at once

@@ -43,7 +43,7 @@ def generate(
         as_json: print one JSON object instead of the text.
     """
     text = read_prompt(prompt, prompt_file)
-    params, plan = sampling.params(), speculation.chosen()
+    params, plan = sampling.params(), speculation.chosen(model.model)
     llm = model.load(plan, cache)
     tokens = encode(llm, text, chat)
     choice = _stream(llm, tokens, params, silent=as_json)

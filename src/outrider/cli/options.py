@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, cast, get_origin, get_type_hints
@@ -24,6 +24,7 @@ from outrider.drafters.base import (
 from outrider.errors import ConfigError
 from outrider.kernels.native import set_threads
 from outrider.sampling.params import SamplingParams
+from outrider.target.loading import heads_beside
 from outrider.verify import Verifier, check_exact, make_verifier, registered, rule_label
 
 if TYPE_CHECKING:
@@ -308,18 +309,19 @@ class MethodFlags:
         for flag in self.given().keys() - known:
             raise ConfigError(f"--{flag} is an option of none of: {', '.join(config.method for config in configs)}")
 
-    def plan(self, algorithm: str, *, ignore_foreign: bool = False) -> Plan:
+    def plan(self, algorithm: str, model: str | None = None, *, ignore_foreign: bool = False) -> Plan:
         """The way to speculate that these flags and an algorithm's name describe.
 
         Args:
             algorithm: a method's name or ``auto``; case, dashes and underscores do not matter.
+            model: the target, beside which ``auto`` looks for a head where no draft model is named; None looks nowhere.
             ignore_foreign: leave out options the method does not have, as a run of several methods must.
 
         Raises:
             ConfigError: an unknown name, an option the method does not have, or a value out of bounds.
         """
         given = self.given()
-        config = chosen_config(algorithm, self.draft_models)
+        config = chosen_config(algorithm, self.draft_models, lambda: heads_beside(model) if model else ())
         known = {option.flag: option for option in options_of(type(config))}
         foreign = [flag for flag in given if flag not in known]
         if foreign and not ignore_foreign:
@@ -341,9 +343,9 @@ class SpeculationFlags(MethodFlags):
         str, Parameter(help=f"Drafting method: {', '.join(name.upper() for name in (AUTOMATIC, *methods()))}.")
     ] = AUTOMATIC
 
-    def chosen(self) -> Plan:
-        """The way to speculate that the flags describe; see :meth:`MethodFlags.plan` for errors."""
-        return self.plan(self.speculative_algorithm)
+    def chosen(self, model: str | None = None) -> Plan:
+        """The way to speculate that the flags describe; see :meth:`MethodFlags.plan` for arguments and errors."""
+        return self.plan(self.speculative_algorithm, model)
 
 
 CACHE: Final = CacheFlags()
@@ -353,16 +355,19 @@ SPECULATION: Final = SpeculationFlags()
 """Defaults of the subcommands' signatures."""
 
 
-def chosen_config(algorithm: str, draft_models: Sequence[str]) -> DrafterConfig:
+def chosen_config(
+    algorithm: str, draft_models: Sequence[str], beside: Callable[[], Sequence[str]] = tuple
+) -> DrafterConfig:
     """The config a name stands for, its options at their defaults.
 
     Args:
         algorithm: a method's name or ``auto``; case, dashes and underscores do not matter.
         draft_models: what ``auto`` chooses by.
+        beside: asked for heads beside the target where ``auto`` has nothing to choose by.
 
     Raises:
         ConfigError: an unknown name.
     """
     if algorithm.lower() == AUTOMATIC:
-        return automatic_config(draft_models)
+        return automatic_config(draft_models or beside())
     return make_config(algorithm, {})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import safe_open
@@ -21,7 +21,9 @@ from outrider.target.gguf_config import ModelPlan, check_tensors, plan_model
 from outrider.target.gguf_tokenizer import build_tokenizer
 from outrider.target.tokenizer import Tokenizer
 
-MODELS_VARIABLE = "OUTRIDER_MODELS"
+HEAD_SUFFIX: Final = ".head"
+"""Of the folder beside a model that holds a head trained for it."""
+MODELS_VARIABLE: Final = "OUTRIDER_MODELS"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
@@ -131,13 +133,25 @@ def find(model: str | Path) -> tuple[Path, str]:
     raise ModelError(f"there is no model {str(model)!r}: no such path, and {models_folder()} holds {there}")
 
 
+def heads_beside(model: str | Path) -> tuple[str, ...]:
+    """The trained head that lies beside a model: the folder of its name that ends in ``.head``; empty without one.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    path, _ = find(model)
+    folder = path.with_name((path.stem if path.is_file() else path.name) + HEAD_SUFFIX)
+    return (str(folder),) if (folder / "config.json").is_file() else ()
+
+
 def named_models() -> dict[str, Path]:
     """Return every model in the models folder, GGUF files and folders, by name."""
     folder = models_folder()
     if not folder.is_dir():
         return {}
     files = {path.stem: path for path in folder.glob("*.gguf")}
-    return files | {path.parent.name: path.parent for path in folder.glob("*/config.json")}
+    folders = [path.parent for path in folder.glob("*/config.json")]
+    return files | {path.name: path for path in folders if path.suffix != HEAD_SUFFIX}
 
 
 def _find_by_name(name: str) -> Path | None:

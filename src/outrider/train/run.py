@@ -53,12 +53,6 @@ def train(
     console = console or Console(quiet=True)
     check_start(recipe, wishes.start_from, output, target)
     gathered = Data.of(llm, recipe, source, chosen, console)
-    told: dict[str, Any] = {
-        "method": recipe.method,
-        "recipe": dataclasses.asdict(recipe),  # type: ignore[call-overload]
-        "settings": dataclasses.asdict(wishes),
-        "data": dataclasses.asdict(chosen),
-    }
     vocabulary = gathered.vocabulary
     if vocabulary is not None and not wishes.start_from:  # a head to start from brings its own
         console.print(str(vocabulary))
@@ -77,8 +71,19 @@ def train(
         deciding = {**gathered.facts, "trained before": [fingerprint(one.head) for one in done]}
         task = Task(stage, head, teacher, gathered.stream(wishes.seed), gathered.held_out, deciding)
         done.append(Training(task, wishes, folder / TRAINING, workers=working, console=console).run())
-        product.write(folder, done[-1].head, facts, told)
+        product.write(folder, done[-1].head, facts, _made_by(recipe, wishes, chosen))
     apart = recipe.apart([one.head for one in done], [batch.to(working.device) for batch in gathered.held_out], teacher)
     for name, found in apart.items():
         console.print(f"{name}: held-out {found}")
     return done[-1]._replace(apart=apart)
+
+
+def _made_by(recipe: Recipe, settings: Settings, data: DataConfig) -> dict[str, Any]:
+    """How a drafter was made, for its file."""
+    return {
+        "method": recipe.method,
+        "recipe": dataclasses.asdict(recipe),  # type: ignore[call-overload]
+        # A head that is passed on tells nothing of the folders of who made it.
+        "settings": dataclasses.asdict(settings) | {"start_from": Path(settings.start_from).name},
+        "data": dataclasses.asdict(data),
+    }
