@@ -102,6 +102,19 @@ def heads(bench: dict[str, Any]) -> list[str]:
     return [head, "\n".join(lines)]
 
 
+def trees(bench: dict[str, Any]) -> list[str]:
+    """What ``outrider study`` wrote of one head under EAGLE's static tree and EAGLE-2's dynamic one."""
+    head = (
+        f"**Dynamic against static tree**, {bench['model']['name']}, one head ({bench['head']}), "
+        f"{bench['options']} for both, greedy:"
+    )
+    lines = ["| prompts | static τ (`eagle`) | dynamic τ (`eagle2`) |", "|---|---:|---:|"]
+    for each in bench["trees"]:
+        lengths = " | ".join(f"{each[kind]['mean_accepted_length']:.3f}" for kind in ("static", "dynamic"))
+        lines.append(f"| {each['prompts']} of `{each['file']}` | {lengths} |")
+    return [head, "\n".join(lines)]
+
+
 def passes(bench: dict[str, Any]) -> list[str]:
     """What ``outrider bench kernels`` wrote."""
     model = bench["model"]
@@ -188,6 +201,7 @@ KINDS = (
     Kind("Against other engines", "ratio_of_best", peers),
     Kind("Prompts", "ratio_of_prefill", prompts),
     Kind("Drafters", "results", methods),
+    Kind("Trees", "trees", trees),
     Kind("Cost of heads", "heads", heads),
     Kind("Cost of a pass", "kernels", passes),
     Kind("Audit", "faults", audit),
