@@ -24,6 +24,7 @@ from head_files import (
     speculators_dspark_files,
     speculators_eagle3_files,
 )
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tiny import tiny_model
 from tiny_heads import tiny_head
@@ -320,3 +321,34 @@ def test_only_our_own_format_is_kept_in_four_bits(tmp_path: Path, capsys: pytest
     words = ["export", str(tmp_path / "head"), "--to", "specforge", "--output", str(tmp_path / "out"), "--four-bits"]
     assert main(words) == 2
     assert "--four-bits is for the format outrider alone; specforge keeps plain numbers" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_said_and_the_old_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = put(tmp_path / "given", speculators_eagle3_files()), tmp_path / "out"
+    words = ["export", str(source), "--to", "outrider", "--output", str(output)]
+    assert main(words) == 0, capsys.readouterr().err
+    before = (output / "model.safetensors").read_bytes()
+
+    def full(tensors: object, path: Path, **more: object) -> None:
+        path.write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("outrider.heads.checkpoint.save_file", full)
+    monkeypatch.setattr("outrider.heads.formats.base.save_file", full)
+    assert main(words) == 2
+    assert (output / "model.safetensors").read_bytes() == before
+    said = capsys.readouterr().err
+    assert "out cannot be written (I/O error: No space left on device (os error 28)); free some space there" in said
+    with pytest.raises(ConfigError, match=r"else cannot be written \(I/O error"):
+        export(given(tmp_path, specforge_files()), "specforge", tmp_path / "else")
+
+
+def test_a_head_whose_layers_only_its_target_knows_is_not_written_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = put(tmp_path / "given", eagle_files())
+    assert main(["export", str(source), "--to", "outrider", "--output", str(tmp_path / "out")]) == 2
+    assert "does not say which layers it reads" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

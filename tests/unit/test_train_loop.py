@@ -336,3 +336,13 @@ def test_a_record_grows_columns_and_is_taken_back(tmp_path: Path) -> None:
     again.add({"b": 5})
     assert rows(tmp_path / "a.csv")[1:] == [{"a": "2", "b": "3"}, {"a": "", "b": "5"}]
     assert again.rows == 3
+
+
+def test_a_record_that_cannot_be_written_is_said_and_loses_nothing(tmp_path: Path) -> None:
+    record = Record(tmp_path / "steps.csv")
+    record.add({"tokens": 1, "loss": 2.0})
+    (tmp_path / "steps.csv").rename(tmp_path / "kept.csv")
+    (tmp_path / "steps.csv").mkdir()
+    with pytest.raises(TrainingError, match=r"steps\.csv cannot be written .*free some space"):
+        record.add({"tokens": 2, "loss": 1.0})
+    assert (tmp_path / "kept.csv").read_text().splitlines() == ["tokens,loss", "1,2.0"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
@@ -133,6 +134,22 @@ def _parts(kind: str) -> tuple[type, type]:
     return module.CONFIG, module.HEAD
 
 
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Say in one sentence that a folder cannot be written; what fails within is no one's fault but the disk's.
+
+    Raises:
+        ConfigError: naming the folder and the reason.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"{folder} cannot be written ({error}); free some space there or name another folder, and run the same "
+            "command again"
+        ) from error
+
+
 def write_head(folder: Path, checkpoint: HeadCheckpoint, kinds: Mapping[str, str] | None = None) -> None:
     """Write a head; the folder is made.
 
@@ -143,15 +160,14 @@ def write_head(folder: Path, checkpoint: HeadCheckpoint, kinds: Mapping[str, str
             the longest that fits holds, and what none fits stays as it is.
 
     Raises:
-        ConfigError: there is no such kind, there are no kernels to make it, or only the target can tell which layers
-            the head reads, so that nothing could be written of them.
+        ConfigError: there is no such kind, there are no kernels to make it, the folder cannot be written, or only the
+            target can tell which layers the head reads, so that nothing could be written of them.
     """
     if checkpoint.layers_of is not None:
         raise ConfigError(
             f"{checkpoint.name} does not say which layers it reads, only its target can tell, and this format must; "
             "use the folder as it is, which loads by path"
         )
-    folder.mkdir(parents=True, exist_ok=True)
     told = {
         "outrider_head": VERSION,
         "kind": checkpoint.kind,
@@ -159,8 +175,12 @@ def write_head(folder: Path, checkpoint: HeadCheckpoint, kinds: Mapping[str, str
         "target": dataclasses.asdict(checkpoint.target),
         "training": dict(checkpoint.training),
     }
-    save_file(dict(_stored(checkpoint.tensors, kinds or {})), folder / TENSORS)
-    (folder / CONFIG).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    tensors, partial = dict(_stored(checkpoint.tensors, kinds or {})), folder / f"{TENSORS}.partial"
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, partial)
+        partial.replace(folder / TENSORS)
+        (folder / CONFIG).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
 def read_head(folder: str | Path) -> HeadCheckpoint:

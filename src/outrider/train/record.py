@@ -7,6 +7,9 @@ import io
 from collections.abc import Mapping
 from pathlib import Path
 
+from outrider.errors import TrainingError
+from outrider.train.state import write_whole
+
 
 class Record:
     """A CSV file that grows; it may be taken back to an earlier row, as a resumed training does."""
@@ -31,12 +34,18 @@ class Record:
             before = list(csv.DictReader(io.StringIO(self._path.read_text())))
             self._columns += new
             self._rewrite(before)
-        with self._path.open("a", newline="") as file:
-            csv.DictWriter(file, self._columns).writerow(dict(row))
+        try:
+            with self._path.open("a", newline="") as file:
+                csv.DictWriter(file, self._columns).writerow(dict(row))
+        except OSError as error:
+            raise TrainingError(
+                f"{self._path} cannot be written ({error.strerror}); free some space and run the same command again"
+            ) from error
         self.rows += 1
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        with self._path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._columns)
-            writer.writeheader()
-            writer.writerows(rows)
+        told = io.StringIO(newline="")
+        writer = csv.DictWriter(told, self._columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        write_whole(self._path, lambda file: file.write(told.getvalue().encode()))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outrider.errors import ConfigError
+from outrider.heads.checkpoint import writing
 from outrider.target import hf_names
 from outrider.target.hf_smaller import BODY, body, run, smaller_config, write_folder
 from outrider.target.loading import ModelFiles, open_model
@@ -95,7 +96,8 @@ class SmallDecoder(torch.nn.Module):
         numbers = parameters(self.files)
         due = hf_names.blueprint(self.config).shapes
         ends = {name: numbers[name] for name in due if name not in own}
-        write_folder(folder, self.config, own | ends, self.files.tokenizer)
+        with writing(folder):
+            write_folder(folder, self.config, own | ends, self.files.tokenizer)
 
 
 def source_of(target: TargetModel) -> ModelFiles:

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from outrider.errors import ConfigError, ModelError
-from outrider.heads.checkpoint import CONFIG, TENSORS, HeadCheckpoint
+from outrider.heads.checkpoint import CONFIG, TENSORS, HeadCheckpoint, writing
 from outrider.heads.formats._told import Told
 from outrider.heads.formats._weights import WeightFiles
 
@@ -117,11 +117,9 @@ def export(checkpoint: HeadCheckpoint, to: str, folder: Path) -> Exported:
     checkpoint.build()
     made = fitting[0].write(checkpoint, to)  # type: ignore[misc]
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in made.tensors.items()}
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # Readers built on transformers look for this mark.
         save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
         (folder / CONFIG).write_text(json.dumps(made.config, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error}") from error
     return made
