@@ -103,10 +103,10 @@ def heads(bench: dict[str, Any]) -> list[str]:
 
 
 def trees(bench: dict[str, Any]) -> list[str]:
-    """What ``outrider study`` wrote of one head under EAGLE's static tree and EAGLE-2's dynamic one."""
+    """What ``benchmarks/trees.py`` wrote."""
     head = (
-        f"**Dynamic against static tree**, {bench['model']['name']}, one head ({bench['head']}), "
-        f"{bench['options']} for both, greedy:"
+        f"**Dynamic against static tree**, {bench['model']}, one EAGLE head ({bench['trained_on_tokens']:,} tokens), "
+        f"{bench['num_draft_tokens']} nodes on {bench['num_steps']} levels for both, greedy:"
     )
     lines = ["| prompts | static τ (`eagle`) | dynamic τ (`eagle2`) |", "|---|---:|---:|"]
     for each in bench["trees"]:

@@ -82,8 +82,10 @@ class LLM:
         def load(path: str | Path) -> tuple[TargetModel, Tokenizer]:
             return load_model(path, options.for_drafter)
 
-        plan = Speculation(speculation or "none") if not isinstance(speculation, Speculation) else speculation
-        config = plan.drafter_config(lambda: heads_beside(model))
+        plan = _plan(speculation)
+        config = plan.drafter_config(
+            lambda: heads_beside(model)
+        )  # what is wrong with it is said before weights are read
         target, tokenizer = load_model(model, options)
         self._assemble(target, tokenizer, load, Speculation(config, plan.verifier), cache, scheduler)
 
@@ -143,7 +145,7 @@ class LLM:
         scheduler: SchedulerConfig | None,
         heads: Mapping[str, HeadCheckpoint] | None = None,
     ) -> None:
-        plan = Speculation(speculation or "none") if not isinstance(speculation, Speculation) else speculation
+        plan = _plan(speculation)
         config, verifier = plan.drafter_config(), make_verifier(plan.verifier)
         check_exact(verifier, config.method, config.needs)
         if not verifier.lossless:
@@ -323,6 +325,10 @@ class LLM:
 def warn_lossy(rule: str) -> None:
     """Log that a rule changes the text, once for each."""
     _log.warning("verifier %r is lossy: the text will not be the target's own", rule)
+
+
+def _plan(speculation: str | DrafterConfig | Speculation | None) -> Speculation:
+    return speculation if isinstance(speculation, Speculation) else Speculation(speculation or "none")
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:

@@ -336,7 +336,6 @@ def test_a_full_disk_is_said_and_the_old_file_stays(
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("outrider.heads.checkpoint.save_file", full)
-    monkeypatch.setattr("outrider.heads.formats.base.save_file", full)
     assert main(words) == 2
     assert (output / "model.safetensors").read_bytes() == before
     said = capsys.readouterr().err

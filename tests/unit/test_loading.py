@@ -367,7 +367,7 @@ def test_what_is_not_there_is_said(models: Path, tmp_path: Path) -> None:
         find(tmp_path / "notes.txt")
 
 
-def test_a_head_lies_beside_its_model_by_name(models: Path, tmp_path: Path) -> None:
+def test_a_head_lies_beside_its_model_by_name(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (models / "Alpha.Q4.gguf").write_bytes(b"GGUF")
     make_folder(models / "beta", {})
     assert heads_beside("Alpha.Q4") == heads_beside("beta") == ()
@@ -378,6 +378,9 @@ def test_a_head_lies_beside_its_model_by_name(models: Path, tmp_path: Path) -> N
         (models / name / "config.json").write_text("{}")
     assert heads_beside("alpha") == (str(models / "Alpha.Q4.head"),)
     assert heads_beside(models / "beta") == (str(models / "beta.head"),)
+    monkeypatch.chdir(models / "beta")
+    assert heads_beside(".") == (str(models / "beta.head"),), "the folder one stands in has a name too"
+    assert heads_beside("someone/on-the-hub") == ()
     assert set(named_models()) == {"Alpha.Q4", "beta"}, "a head was taken for a model"
 
 

@@ -175,10 +175,27 @@ def write_head(folder: Path, checkpoint: HeadCheckpoint, kinds: Mapping[str, str
         "target": dataclasses.asdict(checkpoint.target),
         "training": dict(checkpoint.training),
     }
-    tensors, partial = dict(_stored(checkpoint.tensors, kinds or {})), folder / f"{TENSORS}.partial"
+    write_files(folder, dict(_stored(checkpoint.tensors, kinds or {})), told)
+
+
+def write_files(
+    folder: Path, tensors: dict[str, torch.Tensor], told: Mapping[str, Any], marks: dict[str, str] | None = None
+) -> None:
+    """Write a head's two files; the folder is made, and weights that are there stay whole until the new ones are.
+
+    Args:
+        folder: where to.
+        tensors: what ``model.safetensors`` holds.
+        told: what ``config.json`` tells.
+        marks: metadata of the tensors' file.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    partial = folder / f"{TENSORS}.partial"
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, partial)
+        save_file(tensors, partial, metadata=marks)
         partial.replace(folder / TENSORS)
         (folder / CONFIG).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 

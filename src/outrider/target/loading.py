@@ -108,6 +108,16 @@ def find(model: str | Path) -> tuple[Path, str]:
     Raises:
         ModelError: there is no such model; the message lists what the models folder holds.
     """
+    if (here := _find_here(model)) is not None:
+        return here
+    if _HUB_ID.fullmatch(str(model)) and Path(model).suffix.lower() != ".gguf":
+        return _fetch_from_hub(str(model)), str(model)
+    there = ", ".join(sorted(named_models())) or "nothing"
+    raise ModelError(f"there is no model {str(model)!r}: no such path, and {models_folder()} holds {there}")
+
+
+def _find_here(model: str | Path) -> tuple[Path, str] | None:
+    """What :func:`find` finds without the hub."""
     if not str(model).strip():
         raise ModelError("no model was named; give a path, a hub id or the name of a model")
     try:
@@ -125,22 +135,22 @@ def find(model: str | Path) -> tuple[Path, str]:
             raise ModelError(f"{path}: is neither a folder nor a .gguf file")
         return path, path.stem
     named = _find_by_name(str(model))
-    if named is not None:
-        return named, named.stem if named.is_file() else named.name
-    if _HUB_ID.fullmatch(str(model)) and path.suffix.lower() != ".gguf":
-        return _fetch_from_hub(str(model)), str(model)
-    there = ", ".join(sorted(named_models())) or "nothing"
-    raise ModelError(f"there is no model {str(model)!r}: no such path, and {models_folder()} holds {there}")
+    return None if named is None else (named, named.stem if named.is_file() else named.name)
 
 
 def heads_beside(model: str | Path) -> tuple[str, ...]:
     """The trained head that lies beside a model: the folder of its name that ends in ``.head``; empty without one.
 
+    Nothing lies beside a model of the hub.
+
     Raises:
-        ModelError: there is no such model.
+        ModelError: it is no model's path, or the beginning of several models' names.
     """
-    path, _ = find(model)
-    folder = path.with_name((path.stem if path.is_file() else path.name) + HEAD_SUFFIX)
+    here = _find_here(model)
+    if here is None:
+        return ()
+    path = here[0].resolve()
+    folder = path.parent / ((path.stem if path.is_file() else path.name) + HEAD_SUFFIX)
     return (str(folder),) if (folder / "config.json").is_file() else ()
 
 

@@ -7,7 +7,6 @@ configuration and its way of counting layers, and ours; no network is built for 
 from __future__ import annotations
 
 import importlib
-import json
 import pkgutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -16,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from outrider.errors import ConfigError, ModelError
-from outrider.heads.checkpoint import CONFIG, TENSORS, HeadCheckpoint, writing
+from outrider.heads.checkpoint import HeadCheckpoint, write_files
 from outrider.heads.formats._told import Told
 from outrider.heads.formats._weights import WeightFiles
 
@@ -117,9 +115,5 @@ def export(checkpoint: HeadCheckpoint, to: str, folder: Path) -> Exported:
     checkpoint.build()
     made = fitting[0].write(checkpoint, to)  # type: ignore[misc]
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in made.tensors.items()}
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        # Readers built on transformers look for this mark.
-        save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
-        (folder / CONFIG).write_text(json.dumps(made.config, indent=2) + "\n", encoding="utf-8")
+    write_files(folder, tensors, made.config, {"format": "pt"})  # readers built on transformers look for this mark
     return made
