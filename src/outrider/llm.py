@@ -83,9 +83,7 @@ class LLM:
             return load_model(path, options.for_drafter)
 
         plan = _plan(speculation)
-        config = plan.drafter_config(
-            lambda: heads_beside(model)
-        )  # what is wrong with it is said before weights are read
+        config = plan.drafter_config(lambda: heads_beside(model))
         target, tokenizer = load_model(model, options)
         self._assemble(target, tokenizer, load, Speculation(config, plan.verifier), cache, scheduler)
 
