@@ -13,6 +13,8 @@ from functools import cached_property
 
 import torch
 
+from outrider.law import Law
+
 NO_PARENT = -1
 
 
@@ -23,8 +25,8 @@ class Candidate:
     node: int
     source: int = 0
     """Which drafter of a merged tree drew it."""
-    q: torch.Tensor | None = None
-    """float64 [vocabulary], the law the token was drawn from before its siblings; None is a point mass."""
+    q: Law | None = None
+    """The law the token was drawn from before its siblings; None is a point mass."""
     removed: tuple[int, ...] = ()
     """Sibling tokens drawn before it without replacement: its law is q without them, renormalised."""
 
@@ -130,7 +132,7 @@ class TreeBuilder:
         *,
         survival: float = 1.0,
         source: int = 0,
-        q: torch.Tensor | None = None,
+        q: Law | None = None,
         removed: tuple[int, ...] = (),
     ) -> int:
         """Put a token below a node and return its node.

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from outrider.drafters.base import Proposal
+from outrider.law import Law, Laws
 from outrider.sampling.noise import Purpose
 from outrider.tree import NO_PARENT, TokenTree, TreeBuilder
 from outrider.verify import Verdict, Verifier, make_verifier
@@ -70,7 +71,7 @@ class EnumeratingDice:
         assert 0.0 <= probability <= 1.0, f"a coin of probability {probability}"
         return self._choices.choose((probability, 1.0 - probability)) == 0
 
-    def draw(self, node: int, weights: torch.Tensor) -> int:
+    def draw(self, node: int, weights: Law) -> int:
         values = weights.tolist()
         total = sum(values)
         assert min(values) >= 0.0 and 0.0 < total < float("inf"), f"weights {values}"
@@ -85,8 +86,8 @@ class EnumeratedRows:
         self._handed_out: set[Purpose] = set()
 
     @cached_property
-    def probabilities(self) -> torch.Tensor:
-        return torch.stack([self._target.row(path) for path in self.tree.paths])
+    def probabilities(self) -> Laws:
+        return np.stack([self._target.row(path) for path in self.tree.paths])
 
     @cached_property
     def tokens(self) -> TargetTokens:
@@ -102,7 +103,7 @@ class EnumeratedRows:
 class TargetTokens:
     """The target's own token after each row a rule looks at, drawn when it is first looked at."""
 
-    def __init__(self, probabilities: torch.Tensor, dice: EnumeratingDice) -> None:
+    def __init__(self, probabilities: Laws, dice: EnumeratingDice) -> None:
         self._probabilities, self._dice, self._drawn = probabilities, dice, {}
 
     def __getitem__(self, node: int) -> int:
@@ -121,13 +122,13 @@ class TableModel:
 
     def __init__(self, table: Callable[[tuple[int, ...]], Sequence[float]], vocabulary: int) -> None:
         self.vocabulary, self._table = vocabulary, table
-        self._rows: dict[tuple[int, ...], torch.Tensor] = {}
+        self._rows: dict[tuple[int, ...], Law] = {}
         self._joint: dict[tuple[tuple[int, ...], int], np.ndarray] = {}
 
-    def row(self, path: tuple[int, ...]) -> torch.Tensor:
-        """float64 [vocabulary], the law after a path."""
+    def row(self, path: tuple[int, ...]) -> Law:
+        """The law after a path."""
         if path not in self._rows:
-            self._rows[path] = torch.tensor(self._table(path), dtype=torch.float64)
+            self._rows[path] = np.array(self._table(path))
         return self._rows[path]
 
     def joint(self, path: tuple[int, ...], length: int) -> np.ndarray:
@@ -170,31 +171,31 @@ def greedy(model: TableModel) -> TableModel:
     return TableModel(table, model.vocabulary)
 
 
-Draw = Callable[[Choices, torch.Tensor, int, int], list[Proposal]]
+Draw = Callable[[Choices, Law, int, int], list[Proposal]]
 """Turns the law below a node into so many proposals: the enumerated twin of a function behind ``pick``."""
 
 
-def independent(choices: Choices, q: torch.Tensor, node: int, width: int) -> list[Proposal]:
+def independent(choices: Choices, q: Law, node: int, width: int) -> list[Proposal]:
     """Twin of ``Draws.INDEPENDENT``."""
     tokens = [choices.choose(q.tolist()) for _ in range(width)]
     return [Proposal(token, float(q[token]), q, ()) for token in tokens]
 
 
-def without_replacement(choices: Choices, q: torch.Tensor, node: int, width: int) -> list[Proposal]:
+def without_replacement(choices: Choices, q: Law, node: int, width: int) -> list[Proposal]:
     """Twin of ``Draws.WITHOUT_REPLACEMENT``, drawn one by one from what is left."""
     tokens: list[int] = []
     left = q.tolist()
-    for _ in range(min(width, int(torch.count_nonzero(q)))):
+    for _ in range(min(width, int(np.count_nonzero(q)))):
         mass = sum(left)
         tokens.append(choices.choose([weight / mass for weight in left]))
         left[tokens[-1]] = 0.0
     return [Proposal(token, float(q[token]), q, tuple(tokens[:i])) for i, token in enumerate(tokens)]
 
 
-def certain(choices: Choices, q: torch.Tensor, node: int, width: int) -> list[Proposal]:
+def certain(choices: Choices, q: Law, node: int, width: int) -> list[Proposal]:
     """Twin of ``Draws.ARGMAX``: the most probable tokens, no dice."""
-    probabilities, tokens = torch.topk(q, min(width, int(torch.count_nonzero(q))))
-    return [Proposal(t, p, None, ()) for t, p in zip(tokens.tolist(), probabilities.tolist(), strict=True)]
+    tokens = torch.topk(torch.from_numpy(q), min(width, int(np.count_nonzero(q)))).indices.tolist()
+    return [Proposal(token, float(q[token]), None, ()) for token in tokens]
 
 
 Shape = Sequence[tuple[Draw, int]]
@@ -227,7 +228,7 @@ def first_nodes(tree: TokenTree, drafts: int) -> TokenTree:
     return tree.subtree(range(drafts + 1))
 
 
-def with_laws(tree: TokenTree, law: Callable[[int], torch.Tensor]) -> TokenTree:
+def with_laws(tree: TokenTree, law: Callable[[int], Law]) -> TokenTree:
     """The same tree, its candidates claiming to be drawn from ``law(node)`` with nothing removed."""
     claimed = tuple(replace(candidate, q=law(candidate.node), removed=()) for candidate in tree.candidates)
     return replace(tree, candidates=claimed)

@@ -13,7 +13,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-import torch
 
 from outrider.tree import TokenTree
 from outrider.verify import make_verifier
@@ -117,7 +116,7 @@ class Pair:
     def confidence(self, request: int, tree: TokenTree, slot: int) -> float:
         """Chance that a slot is accepted, from the prefix before it alone."""
         before = tree.paths[slot - 1]
-        return float(torch.minimum(self.targets[request].row(before), self.drafts[request].row(before)).sum())
+        return float(np.minimum(self.targets[request].row(before), self.drafts[request].row(before)).sum())
 
     def survival(self, request: int, tree: TokenTree) -> list[float]:
         """Chance of each slot that it and all before it are accepted."""

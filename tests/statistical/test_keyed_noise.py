@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from outrider.drafters.base import _DRAWERS, DraftContext, DraftSequence, Proposal
+from outrider.law import Law
 from outrider.sampling import RequestSampler, SamplingParams
 from outrider.sampling.noise import Purpose, counter_word, gumbel_from_words, philox_blocks
 from outrider.tree import TokenTree
@@ -74,11 +75,11 @@ class Recorder:
     def coin(self, node: int, probability: float) -> bool:
         return self._note(node, (probability,), self._choices.choose((probability, 1.0 - probability))) == 0
 
-    def draw(self, node: int, weights: torch.Tensor) -> int:
-        cumulative = torch.cumsum(weights, 0) / weights.sum()
+    def draw(self, node: int, weights: Law) -> int:
+        cumulative = weights.cumsum() / weights.sum()
         return self._note(node, tuple(cumulative.tolist()), self._choices.choose((weights / weights.sum()).tolist()))
 
-    def order(self, node: int, q: torch.Tensor, width: int) -> tuple[int, ...]:
+    def order(self, node: int, q: Law, width: int) -> tuple[int, ...]:
         """Symbols in the order of draws without replacement."""
         orders = list(permutations(range(len(q)), width))
         index = self._choices.choose([1.0 / len(orders)] * len(orders))
@@ -95,7 +96,7 @@ class Recorder:
 def recorded_draw(drawn: Draw, throws: list[tuple[Throw, int]]) -> Draw:
     """A drafter's draw with its throws written down."""
 
-    def draw(choices: Choices, q: torch.Tensor, node: int, width: int) -> list[Proposal]:
+    def draw(choices: Choices, q: Law, node: int, width: int) -> list[Proposal]:
         dice = Recorder(choices, Purpose.DRAFT, throws)
         if drawn is without_replacement:
             tokens = dice.order(node, q, width)
@@ -366,7 +367,7 @@ def test_pick_draws_by_the_law_its_candidates_claim(twin: Draw) -> None:
         np.add.at(counts, tuple(np.array([[p.token for p in proposals] for proposals in drawn]).T), 1)
     q = drawn[0][0].q
     assert q is not None
-    assert torch.allclose(q, torch.exp(ROW.double()) / torch.exp(ROW.double()).sum(), atol=1e-7)
+    assert np.allclose(q, torch.softmax(ROW.double(), 0), atol=1e-7)
     law = np.zeros_like(counts)
     for chance, proposals in every_run(lambda choices: twin(choices, q, 0, width)):
         first, second = proposals

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-import torch
 
+from outrider.law import Law
 from outrider.tree import TokenTree, TreeBuilder
 from outrider.verify import Verdict, Verifier, make_verifier, registered
 from statistical.enumeration import (
@@ -88,7 +88,7 @@ def three_draws_or_two_nodes(choices: Choices, first: TableModel, second: TableM
     return builder.build()
 
 
-def _with_child(tree: TokenTree, node: int, token: int, q: torch.Tensor | None) -> TokenTree:
+def _with_child(tree: TokenTree, node: int, token: int, q: Law | None) -> TokenTree:
     added = replace(tree.candidates[0], node=len(tree), q=q, removed=())
     return TokenTree((*tree.tokens, token), (*tree.parents, node), (*tree.survival, 0.0), (*tree.candidates, added))
 
@@ -207,7 +207,7 @@ def test_chains_block_is_never_shorter_and_traversal_is_block(seed: int) -> None
 @pytest.mark.parametrize("seed", range(4))
 def test_one_draft_is_accepted_with_the_overlap_of_the_laws(seed: int) -> None:
     target, draft = random_model(200 + seed, 4), random_model(300 + seed, 4)
-    overlap = float(torch.minimum(target.row(()), draft.row(())).sum())
+    overlap = float(np.minimum(target.row(()), draft.row(())).sum())
     for rule in ("rejection", "block", "multi-step", "recursive", "traversal"):
         found = output_law(make_verifier(rule), lambda c: grow(c, draft, [(IID, 1)]), target, 2)
         assert found.emitted - 1.0 == pytest.approx(overlap, abs=ROUNDING)

@@ -187,7 +187,7 @@ def test_a_recording_keeps_the_targets_law() -> None:
     laws = recording.laws(SamplingParams(temperature=1.5))
     rows = torch.cat(list(recording.rows.values()))
     assert (-rows.amax(dim=1)).round().long().tolist() == list(range(len(rows)))
-    assert torch.allclose(laws.sum(1), torch.ones(len(laws), dtype=torch.float64))
+    assert laws.sum(1).tolist() == pytest.approx([1.0] * len(laws))
     first = recording.rows[TARGET][recording.root]
     marginal = {}
     for text, chance in law.items():
@@ -293,7 +293,7 @@ def test_survivors_are_the_samplers(truncation: dict[str, float]) -> None:
     sampler.commit(history[4:])
     expected = sampler.probabilities(row.unsqueeze(0), [()])[0] > 0
     scaled = penalised(row, history, 4, params) / params.temperature
-    assert torch.equal(survivors(scaled, params, score=0.0, mass=0.0), expected)
+    assert survivors(scaled, params, score=0.0, mass=0.0).tolist() == expected.tolist()
     assert int(survivors(scaled, params, score=0.5, mass=0.05).sum()) >= int(expected.sum())
 
 

@@ -19,14 +19,15 @@ LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 
 LAYERS = {
     "errors": set(),
-    "sampling": {"errors", "kernels", "sampling"},
-    "tree": set(),
+    "law": set(),
+    "sampling": {"errors", "kernels", "law", "sampling"},
+    "tree": {"law"},
     "kernels": {"kernels"},
     "kv": {"errors", "kv"},
-    "verify": {"errors", "sampling", "tree", "verify"},
+    "verify": {"errors", "law", "sampling", "tree", "verify"},
     "target": {"errors", "kernels", "kv", "target", "tree"},
     "heads": {"errors", "heads", "kernels", "kv", "target", "tree"},
-    "drafters": {"drafters", "errors", "heads", "kv", "sampling", "target", "tree", "verify"},
+    "drafters": {"drafters", "errors", "heads", "kv", "law", "sampling", "target", "tree", "verify"},
 }
 """What each part may import of ours; the engine imports protocols, and nothing imports the engine but its users."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,7 +89,7 @@ def test_merging_keeps_every_draw_with_its_law(first: Draws, second: Draws) -> N
 
 
 def test_merging_keeps_laws_and_what_was_removed() -> None:
-    laws = [torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.1, 0.1, 0.8])]
+    laws = [np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.1, 0.8])]
     builder = TreeBuilder(7)
     for source, q in enumerate(laws):
         one = TreeBuilder(7)

@@ -7,8 +7,8 @@ import logging
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 from contract.cases import PROMPTS, by_id, make
 from tiny import tiny_model
 from tiny_folder import make_folder
@@ -38,7 +38,7 @@ class Laws:
     """The target's rows, as given."""
 
     def __init__(self, *laws: list[float]) -> None:
-        self.probabilities = torch.tensor(laws, dtype=torch.float64)
+        self.probabilities = np.array(laws)
 
 
 def tree(*links: tuple[int, int]) -> TokenTree:
@@ -52,10 +52,10 @@ def tree(*links: tuple[int, int]) -> TokenTree:
 class TestRule:
     def test_the_threshold_by_hand(self) -> None:
         assert (0.09, pytest.approx(0.3)) == (EPSILON, DELTA)
-        certain, even = torch.tensor([1.0, 0.0]), torch.full((100,), 0.01)
-        assert threshold(certain.double()) == EPSILON
-        assert threshold(even.double()) == pytest.approx(0.3 / 100)
-        two = torch.tensor([0.9, 0.1], dtype=torch.float64)
+        certain, even = np.array([1.0, 0.0]), np.full(100, 0.01)
+        assert threshold(certain) == EPSILON
+        assert threshold(even) == pytest.approx(0.3 / 100)
+        two = np.array([0.9, 0.1])
         entropy = -0.9 * math.log(0.9) - 0.1 * math.log(0.1)
         assert threshold(two) == pytest.approx(min(0.09, 0.3 * math.exp(-entropy)))
 
@@ -75,7 +75,7 @@ class TestRule:
 
     def test_an_open_target_accepts_what_a_sure_one_refuses(self) -> None:
         open_law = [0.05] * 20
-        assert threshold(torch.tensor(open_law)) < 0.05 < EPSILON
+        assert threshold(np.array(open_law)) < 0.05 < EPSILON
         assert Typical().accept(tree((0, 7)), Laws(open_law, open_law)).path == (1,)
 
     def test_the_longest_path_wins_and_then_the_likeliest(self) -> None:

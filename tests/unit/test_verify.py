@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from outrider.drafters.base import Needs
 from outrider.errors import ConfigError
+from outrider.law import Law
 from outrider.sampling import RequestSampler, SamplingParams
 from outrider.sampling.noise import Purpose, counter_word, uniform
 from outrider.tree import Candidate, TokenTree, TreeBuilder, root_only
@@ -32,7 +34,7 @@ class ScriptedRows:
     """Rows of given laws, with dice that say what a test tells them to say."""
 
     def __init__(self, probabilities: list[list[float]], coins: list[bool]) -> None:
-        self.probabilities = torch.tensor(probabilities, dtype=torch.float64)
+        self.probabilities = np.array(probabilities)
         self._coins = iter(coins)
         self.weights: list[float] = []
         """Of the last draw."""
@@ -45,10 +47,10 @@ class ScriptedRows:
         """The next scripted answer."""
         return next(self._coins)
 
-    def draw(self, node: int, weights: torch.Tensor) -> int:
+    def draw(self, node: int, weights: Law) -> int:
         """The first possible token."""
         self.weights = weights.tolist()
-        return int(torch.nonzero(weights)[0])
+        return int(np.flatnonzero(weights)[0])
 
 
 # --- Registry ---
@@ -140,7 +142,7 @@ def test_a_certain_coin_always_lands_and_an_impossible_one_never() -> None:
 
 def test_draws_never_give_an_impossible_index() -> None:
     dice = KeyedDice(1, 0, 0, Purpose.FINAL)
-    weights = torch.tensor([0.0, 0.0, 1e-300, 0.0, 2e-300, 0.0], dtype=torch.float64)
+    weights = np.array([0.0, 0.0, 1e-300, 0.0, 2e-300, 0.0])
     assert {dice.draw(node, weights) for node in range(500)} == {2, 4}
 
 
@@ -152,7 +154,7 @@ class LastPlace(KeyedDice):
 
 
 def test_a_place_rounded_to_the_very_end_is_the_last_possible_index() -> None:
-    weights = torch.tensor([0.1, 1e-17, 0.0], dtype=torch.float64)
+    weights = np.array([0.1, 1e-17, 0.0])
     assert LastPlace(1, 0, 0, Purpose.FINAL).draw(0, weights) == 1
 
 
@@ -160,7 +162,7 @@ def test_a_place_rounded_to_the_very_end_is_the_last_possible_index() -> None:
 
 
 def test_the_law_of_a_candidate_is_what_it_was_drawn_from() -> None:
-    q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    q = np.array([0.5, 0.3, 0.2])
     builder = TreeBuilder(0)
     builder.add(0, 1, q=q)
     builder.add(0, 0, q=q, removed=(1,))
@@ -191,12 +193,12 @@ def test_ratio(p: float, q: float, expected: float) -> None:
 
 
 def test_residual_is_what_the_target_has_more_of() -> None:
-    p, q = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.1, 0.3, 0.6]).double()
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.3, 0.6])
     assert residual(p, q).tolist() == [1.0, 0.0, 0.0]
 
 
 def test_a_residual_that_rounding_emptied_is_the_target() -> None:
-    p = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    p = np.array([0.25, 0.75])
     assert residual(p, p + 1e-17) is p
 
 
@@ -205,7 +207,7 @@ def test_a_draft_of_the_targets_own_law_rejected_by_rounding_still_ends(name: st
     """A coin of probability 1 cannot fail, but nor may a rule divide by the empty residual if one did."""
     p = [0.25, 0.75]
     builder = TreeBuilder(0)
-    builder.add(0, 1, q=torch.tensor(p, dtype=torch.float64))
+    builder.add(0, 1, q=np.array(p))
     rows = ScriptedRows([p, p], [False, True, True])
     verdict = make_verifier(name).accept(builder.build(), rows)
     assert verdict.path == ()
@@ -216,7 +218,7 @@ def test_a_draft_of_the_targets_own_law_rejected_by_rounding_still_ends(name: st
 def test_rows_past_a_rejected_node_have_no_say(name: str) -> None:
     """Rules that walk down from the anchor: what lies below a rejected draft may be anything."""
     nan = [math.nan] * 3
-    q = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    q = np.array([0.2, 0.3, 0.5])
     builder = TreeBuilder(0)
     builder.add(builder.add(0, 2, q=q), 1, q=q)
     rows = ScriptedRows([[0.6, 0.2, 0.2], nan, nan], [False])
@@ -225,7 +227,7 @@ def test_rows_past_a_rejected_node_have_no_say(name: str) -> None:
 
 
 def test_a_later_success_overrides_an_earlier_failure_in_a_block() -> None:
-    q = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    q = np.array([0.2, 0.3, 0.5])
     tree = TreeBuilder(0)
     tree.add(tree.add(0, 2, q=q), 1, q=q)
     rows = [[0.6, 0.2, 0.2], [0.1, 0.8, 0.1], [1.0, 0.0, 0.0]]
@@ -236,7 +238,7 @@ def test_a_later_success_overrides_an_earlier_failure_in_a_block() -> None:
 
 
 def test_the_second_draw_of_a_token_is_tested_in_its_own_right() -> None:
-    q = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    q = np.array([0.5, 0.5])
     builder = TreeBuilder(0)
     for _ in range(2):
         builder.add(0, 0, q=q)

@@ -17,6 +17,7 @@ from outrider.drafters.base import DraftContext, Drafter, DraftSequence, Outcome
 from outrider.engine import Engine
 from outrider.kv.pool import KVPool, PagedCache
 from outrider.kv.prefix import PrefixIndex, Text
+from outrider.law import Law
 from outrider.request import Request
 from outrider.sampling.noise import Purpose
 from outrider.sampling.params import SamplingParams
@@ -225,7 +226,7 @@ class _PositionDice:
         """See :class:`outrider.verify.base.Dice`."""
         return self._at(node).coin(0, probability)
 
-    def draw(self, node: int, weights: torch.Tensor) -> int:
+    def draw(self, node: int, weights: Law) -> int:
         """See :class:`outrider.verify.base.Dice`."""
         return self._at(node).draw(0, weights)
 
@@ -238,7 +239,7 @@ class _FaultyRows:
     """Rows with some answers replaced."""
 
     true: Rows
-    probabilities: Answers[torch.Tensor]
+    probabilities: Answers[Law]
     sequence: DraftSequence | None = None
 
     @property

@@ -18,6 +18,7 @@ import torch
 from outrider.audit.parts import rows_after
 from outrider.engine import Engine
 from outrider.kv.pool import LayerStore, PagedCache
+from outrider.law import Laws
 from outrider.request import Request
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Path, RequestSampler
@@ -76,8 +77,8 @@ class Recording:
             first += len(rows)
         return replace(self, rows=numbered)
 
-    def laws(self, params: SamplingParams) -> torch.Tensor:
-        """What the sampler makes of every row of every model, float64 [rows, vocabulary]."""
+    def laws(self, params: SamplingParams) -> Laws:
+        """What the sampler makes of every row of every model."""
         rows = torch.cat(list(self.rows.values()))
         sampler = RequestSampler(
             params, seed=0, choice=0, vocabulary=rows.shape[1], committed=(), prompt_length=0, end_ids=()
@@ -133,11 +134,12 @@ class RecordedModel(HiddenLogits):
 class RecordedSampler(RequestSampler):
     """A sampler that recognises numbered rows, so that no row is turned into a distribution twice."""
 
-    laws: torch.Tensor
+    laws: Laws
 
-    def probabilities(self, logits: torch.Tensor, paths: Sequence[Path]) -> torch.Tensor:
+    def probabilities(self, logits: torch.Tensor, paths: Sequence[Path]) -> Laws:
         """See :class:`outrider.sampling.sampler.RequestSampler`."""
-        return self.laws[(-logits.amax(dim=1)).round().long()]
+        known: Laws = self.laws[(-logits.amax(dim=1)).round().long().numpy()]
+        return known
 
 
 class RecordedEngine(Engine):
@@ -148,7 +150,7 @@ class RecordedEngine(Engine):
         parts: see :class:`outrider.engine.Engine`.
     """
 
-    def __init__(self, laws: torch.Tensor, **parts: Any) -> None:
+    def __init__(self, laws: Laws, **parts: Any) -> None:
         super().__init__(**parts)
         self._laws = laws
 

@@ -208,7 +208,7 @@ class Growth:
         self._level += 1
         causal = context.draws in (Draws.INDEPENDENT, Draws.WITHOUT_REPLACEMENT)
         widths = [self._shape.width(self._ranks[node], causal) for node in self.frontier]
-        rows = logits[[node - first for node in self.frontier]]
+        rows = logits if len(logits) == len(self.frontier) else logits[[node - first for node in self.frontier]]
         paths = [builder.paths[node] for node in self.frontier]
         picked = context.pick(self.index, rows, paths, self.frontier, max(widths), source)
         level = set()

@@ -14,9 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from outrider.errors import ConfigError
+from outrider.law import Law
 from outrider.sampling.noise import Purpose, counter_word, gumbel_range
 from outrider.sampling.sampler import RequestSampler
 from outrider.tree import TokenTree, TreeBatch, TreeBuilder
@@ -51,7 +54,7 @@ class Proposal(NamedTuple):
     token: int
     probability: float
     """The drafter's probability of the token: an estimate of its acceptance."""
-    q: torch.Tensor | None
+    q: Law | None
     removed: tuple[int, ...]
 
 
@@ -112,27 +115,30 @@ class DraftContext:
         return [_DRAWERS[self.draws](sequence, row, node, width, source) for row, node in zip(q, nodes, strict=True)]
 
 
-def _most_probable(sequence: DraftSequence, q: torch.Tensor, node: int, width: int, source: int) -> list[Proposal]:
-    probabilities, tokens = torch.topk(q, min(width, int(torch.count_nonzero(q))))
-    return [Proposal(t, p, None, ()) for t, p in zip(tokens.tolist(), probabilities.tolist(), strict=True)]
+def _most_probable(sequence: DraftSequence, q: Law, node: int, width: int, source: int) -> list[Proposal]:
+    return [Proposal(token, float(q[token]), None, ()) for token in _greatest(q, min(width, int(np.count_nonzero(q))))]
 
 
-def _independent(sequence: DraftSequence, q: torch.Tensor, node: int, width: int, source: int) -> list[Proposal]:
+def _independent(sequence: DraftSequence, q: Law, node: int, width: int, source: int) -> list[Proposal]:
     sampler = sequence.sampler
     dice = KeyedDice(sampler.seed, sequence.round_number, sampler.choice, Purpose.DRAFT, source)
     tokens = [dice.draw(node, q) for _ in range(width)]
     return [Proposal(token, float(q[token]), q, ()) for token in tokens]
 
 
-def _without_replacement(
-    sequence: DraftSequence, q: torch.Tensor, node: int, width: int, source: int
-) -> list[Proposal]:
+def _without_replacement(sequence: DraftSequence, q: Law, node: int, width: int, source: int) -> list[Proposal]:
     """Gumbel top-k: the order of log q + noise is the order of draws without replacement (Kool et al. 2019)."""
     sampler = sequence.sampler
     words = (sequence.round_number, node, counter_word(Purpose.DRAFT, sampler.choice, source))
-    scores = torch.log(q) + gumbel_range(sampler.seed, len(q), words, q.device)
-    tokens = torch.topk(scores, min(width, int(torch.count_nonzero(q)))).indices.tolist()
+    with np.errstate(divide="ignore"):
+        scores = np.log(q) + gumbel_range(sampler.seed, len(q), words, torch.device("cpu")).numpy()
+    tokens = _greatest(scores, min(width, int(np.count_nonzero(q))))
     return [Proposal(token, float(q[token]), q, tuple(tokens[:i])) for i, token in enumerate(tokens)]
+
+
+def _greatest(scores: npt.NDArray[np.float64], count: int) -> list[int]:
+    """Places of the ``count`` greatest scores, greatest first."""
+    return torch.topk(torch.from_numpy(scores), count).indices.tolist()
 
 
 _DRAWERS = {

@@ -14,6 +14,7 @@ The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy
 from __future__ import annotations
 
 import enum
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -53,12 +54,17 @@ def philox_words(seed: int, words: tuple[int, int, int, int]) -> tuple[int, int,
         words: the counter, least significant word first.
     """
     c0, c1, c2, c3 = words
-    k0, k1 = seed & WORD, (seed >> 32) & WORD
-    for _ in range(_ROUNDS):
-        p0, p1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & WORD, (p0 >> 32) ^ c3 ^ k1, p0 & WORD
-        k0, k1 = (k0 + _WEYL[0]) & WORD, (k1 + _WEYL[1]) & WORD
+    (m0, m1), word = _MULTIPLIERS, WORD
+    for k0, k1 in _round_keys(seed):
+        p0, p1 = m0 * c0, m1 * c2
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & word, (p0 >> 32) ^ c3 ^ k1, p0 & word
     return c0, c1, c2, c3
+
+
+@lru_cache(maxsize=4096)
+def _round_keys(seed: int) -> tuple[tuple[int, int], ...]:
+    low, high = seed & WORD, (seed >> 32) & WORD
+    return tuple(((low + i * _WEYL[0]) & WORD, (high + i * _WEYL[1]) & WORD) for i in range(_ROUNDS))
 
 
 def philox_blocks(seed: int, first: torch.Tensor, words: tuple[int, int, int]) -> torch.Tensor:

@@ -7,12 +7,14 @@ would be in plain decoding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final, overload
 
 import torch
 
 from outrider.errors import RequestError
+from outrider.law import Laws
 from outrider.sampling.best import ChoiceNoise, best_scores, check, survivors
 from outrider.sampling.distribution import KEEP_ALL, Truncation
 from outrider.sampling.params import LogitsProcessor, SamplingParams
@@ -132,23 +134,27 @@ class RequestSampler:
             for tokens, share, count in zip(best.tolist(), shares.tolist(), counts, strict=True)
         ]
 
-    def probabilities(self, logits: torch.Tensor, paths: Sequence[Path]) -> torch.Tensor:
+    def probabilities(self, logits: torch.Tensor, paths: Sequence[Path]) -> Laws:
         """Each row's full distribution after all processing; temperature 0 is one-hot.
 
-        Returns:
-            float64 [rows, vocabulary] on the CPU, each row summing to 1.
+        Raises:
+            NumericsError: a row holds NaN or infinity, or no token is allowed.
         """
         adjusted = self._adjusted(logits, paths)
-        check(adjusted / self._temperature)
+        scaled = adjusted / self._temperature
         if not self.params.greedy and self._truncation.keeps_all:
-            return torch.softmax(adjusted.double() / self._temperature, dim=1).cpu()
+            laws: Laws = torch.softmax(scaled.double(), dim=1).cpu().numpy()
+            if any(map(math.isnan, laws[:, 0].tolist())):  # a row with nothing to choose is NaN from end to end
+                check(scaled)
+            return laws
+        check(scaled)
         result = torch.zeros(len(paths), self.vocabulary, dtype=torch.float64)
         if self.params.greedy:
-            return result.scatter_(1, adjusted.argmax(dim=1).cpu().unsqueeze(1), 1.0)
-        for out, row in zip(result, adjusted, strict=True):
+            return result.scatter_(1, adjusted.argmax(dim=1).cpu().unsqueeze(1), 1.0).numpy()
+        for out, row, over in zip(result, adjusted, scaled, strict=True):
             ids = survivors(row, self._temperature, self._truncation)
-            out[ids.cpu()] = torch.softmax((row[ids] / self._temperature).double(), 0).cpu()
-        return result
+            out[ids.cpu()] = torch.softmax(over[ids].double(), 0).cpu()
+        return result.numpy()
 
     def _best(self, adjusted: torch.Tensor, paths: Sequence[Path], width: int) -> tuple[torch.Tensor, torch.Tensor]:
         positions = [self.position(path) for path in paths]

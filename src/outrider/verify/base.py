@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar
 
-import torch
+import numpy as np
 
 from outrider.errors import ConfigError
+from outrider.law import Law
 from outrider.sampling.noise import Purpose, counter_word, uniform
 from outrider.tree import TokenTree
 
@@ -79,8 +80,8 @@ class Dice(Protocol):
         """Whether an event of this probability happens; one draw at this node."""
         ...
 
-    def draw(self, node: int, weights: torch.Tensor) -> int:
-        """An index drawn in proportion to non-negative ``weights``, float64 [n]; one draw at this node."""
+    def draw(self, node: int, weights: Law) -> int:
+        """An index drawn in proportion to non-negative ``weights``, whatever they add up to; one draw at this node."""
         ...
 
 
@@ -104,13 +105,12 @@ class KeyedDice:
         """See :class:`Dice`."""
         return self._uniform(node) < probability
 
-    def draw(self, node: int, weights: torch.Tensor) -> int:
+    def draw(self, node: int, weights: Law) -> int:
         """See :class:`Dice`."""
-        cumulative = torch.cumsum(weights, 0)
-        place = torch.tensor(self._uniform(node) * float(cumulative[-1]), dtype=cumulative.dtype)
-        index = int(torch.searchsorted(cumulative, place, right=True))
+        cumulative = weights.cumsum()
+        index = int(cumulative.searchsorted(self._uniform(node) * cumulative[-1], side="right"))
         # Rounding may carry the place to the very end; the last possible token is the right one there.
-        return index if index < len(weights) else int(torch.nonzero(weights)[-1])
+        return index if index < len(weights) else int(np.flatnonzero(weights)[-1])
 
     def _uniform(self, node: int) -> float:
         draw = self._thrown.get(node, 0)
@@ -142,8 +142,8 @@ class Rows(Protocol):
         ...
 
     @property
-    def probabilities(self) -> Answers[torch.Tensor]:
-        """float64 [vocabulary] on the CPU: the target's distribution after each node."""
+    def probabilities(self) -> Answers[Law]:
+        """The target's distribution after each node."""
         ...
 
     def dice(self, purpose: Purpose) -> Dice:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
+import numpy as np
 
+from outrider.law import Law
 from outrider.sampling.noise import Purpose
 from outrider.tree import TokenTree
 from outrider.verify.base import Draws, Rows, Verdict, register
@@ -38,9 +39,9 @@ def accepted_block(tree: TokenTree, rows: Rows) -> Verdict:
     return Verdict.of(tree, (), final.draw(0, r))
 
 
-def _test(w: float, p: torch.Tensor, q: torch.Tensor) -> tuple[float, torch.Tensor]:
+def _test(w: float, p: Law, q: Law) -> tuple[float, Law]:
     """Probability ``h`` that a prefix of weight w is taken, and the weights of the token after it."""
-    r = torch.clamp(w * p - q, min=0.0)
+    r = np.maximum(w * p - q, 0.0)
     Z = float(r.sum())
     if Z == 0.0:  # with w = 1 this is p = q: the next draft is certain to pass, and rounding alone leads here
         return 0.0, p

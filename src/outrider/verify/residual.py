@@ -10,27 +10,30 @@ different drafters, with or without replacement, or be certain.
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
+from outrider.law import Law
 from outrider.sampling.noise import Purpose
 from outrider.tree import Candidate, TokenTree
 from outrider.verify.base import Dice, Rows, Verdict
 
 
-def law(tree: TokenTree, candidate: Candidate, vocabulary: int) -> torch.Tensor:
+def law(tree: TokenTree, candidate: Candidate, vocabulary: int) -> Law:
     """The law of a candidate's token given its path and the siblings drawn before it.
 
     Returns:
-        float64 [vocabulary]; a draft without a law of its own is certain: one-hot.
+        A draft without a law of its own is certain: one-hot.
     """
     if candidate.q is None:
-        certain = torch.zeros(vocabulary, dtype=torch.float64)
+        certain = np.zeros(vocabulary)
         certain[tree.tokens[candidate.node]] = 1.0
         return certain
     if not candidate.removed:
         return candidate.q
-    left = candidate.q.index_fill(0, torch.tensor(candidate.removed), 0.0)
-    return left / left.sum()
+    left: Law = candidate.q.copy()
+    left[list(candidate.removed)] = 0.0
+    left /= left.sum()
+    return left
 
 
 def ratio(p: float, q: float) -> float:
@@ -40,22 +43,18 @@ def ratio(p: float, q: float) -> float:
     return 1.0 if p >= q else p / q
 
 
-def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+def residual(p: Law, q: Law) -> Law:
     """``norm(max(p − q, 0))``, the law that is left when a draft from q was rejected against p.
 
-    Args:
-        p: float64 [vocabulary].
-        q: float64 [vocabulary].
-
     Returns:
-        float64 [vocabulary]; p itself when rounding leaves nothing, which takes p and q that are equal.
+        p itself when rounding leaves nothing, which takes p and q that are equal.
     """
-    left = torch.clamp(p - q, min=0.0)
+    left = np.maximum(p - q, 0.0)
     mass = float(left.sum())
     return left / mass if mass > 0.0 else p
 
 
-def select(tree: TokenTree, node: int, p: torch.Tensor, accept: Dice) -> tuple[int | None, torch.Tensor]:
+def select(tree: TokenTree, node: int, p: Law, accept: Dice) -> tuple[int | None, Law]:
     """Test the candidates below a node one after the other, each against what the ones before it left of p.
 
     They are tested in the order they were drawn.  Any order that was fixed without looking at the tokens would do;
@@ -64,7 +63,7 @@ def select(tree: TokenTree, node: int, p: torch.Tensor, accept: Dice) -> tuple[i
     Args:
         tree: the drafted tree.
         node: where the accepted path has got to.
-        p: float64 [vocabulary], the target's distribution after the node.
+        p: the target's distribution after the node.
         accept: dice of the tests.
 
     Returns:

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 import torch
 
 from outrider.errors import NumericsError
+from outrider.law import Law
 from outrider.sampling.noise import Purpose
 from outrider.sampling.sampler import RequestSampler
 from outrider.tree import TokenTree
@@ -81,7 +82,7 @@ class TargetRows:
         self.tokens = LazyAnswers(best or self._choose)
         """The target's own token after each node."""
         self.probabilities = LazyAnswers(self._law)
-        """float64 [vocabulary] on the CPU: the target's distribution after each node."""
+        """The target's distribution after each node."""
 
     def dice(self, purpose: Purpose) -> Dice:
         """Dice for one purpose in this round."""
@@ -90,8 +91,9 @@ class TargetRows:
     def _choose(self, node: int) -> int:
         return self._sampler.choose(self.logits[node : node + 1], [self._tree.paths[node]])[0]
 
-    def _law(self, node: int) -> torch.Tensor:
-        return self._sampler.probabilities(self.logits[node : node + 1], [self._tree.paths[node]])[0]
+    def _law(self, node: int) -> Law:
+        law: Law = self._sampler.probabilities(self.logits[node : node + 1], [self._tree.paths[node]])[0]
+        return law
 
 
 def rows_of(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
+import numpy as np
 
+from outrider.law import Law
 from outrider.sampling.noise import Purpose
 from outrider.tree import Candidate, TokenTree
 from outrider.verify.base import Answers, Dice, Draws, Rows, Verdict, register
@@ -21,13 +22,13 @@ class _Traversal:
     for its parent: with ``S = Σ r`` the parent goes on with ``a ← S / (S + 1 − a)`` and ``P ← r/S``.
     """
 
-    def __init__(self, tree: TokenTree, p: Answers[torch.Tensor], accept: Dice) -> None:
+    def __init__(self, tree: TokenTree, p: Answers[Law], accept: Dice) -> None:
         self._tree, self._p, self._accept = tree, p, accept
         self._below: dict[int, list[Candidate]] = {}
         for candidate in tree.candidates:
             self._below.setdefault(tree.parents[candidate.node], []).append(candidate)
 
-    def end(self, node: int, a: float) -> tuple[list[int], torch.Tensor] | None:
+    def end(self, node: int, a: float) -> tuple[list[int], Law] | None:
         """Where the walk ends below a node of share a, or at it: the nodes from there up, and the next token's law."""
         if a == 0.0:
             return None
@@ -43,9 +44,9 @@ class _Traversal:
         return ([node], P) if self._accept.coin(node, a) else None
 
 
-def _rest(a: float, P: torch.Tensor, Q: torch.Tensor) -> tuple[float, torch.Tensor]:
+def _rest(a: float, P: Law, Q: Law) -> tuple[float, Law]:
     """Share and law of a node after a child drawn from Q has failed."""
-    r = torch.clamp(a * P - Q, min=0.0)
+    r = np.maximum(a * P - Q, 0.0)
     S = float(r.sum())
     if S == 0.0:  # a certain node stays certain: its child could not fail but for rounding
         return (1.0 if a == 1.0 else 0.0), P

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from typing import ClassVar, Final
 
-import torch
+import numpy as np
 
+from outrider.law import Law
 from outrider.tree import TokenTree
 from outrider.verify.base import Answers, Draws, Rows, Verdict, register
 
@@ -20,17 +21,14 @@ DELTA: Final = math.sqrt(EPSILON)
 """δ: what multiplies exp(−H), as the paper ties it to ε."""
 
 
-def threshold(p: torch.Tensor) -> float:
-    """``min(ε, δ·exp(−H(p)))``: the more open the target is, the less a draft need be probable.
-
-    Args:
-        p: float64 [vocabulary].
-    """
-    entropy = -float(torch.xlogy(p, p).sum())
+def threshold(p: Law) -> float:
+    """``min(ε, δ·exp(−H(p)))``: the more open the target is, the less a draft need be probable."""
+    possible = p[p > 0.0]
+    entropy = -float((possible * np.log(possible)).sum())
     return min(EPSILON, DELTA * math.exp(-entropy))
 
 
-def typical_path(tree: TokenTree, p: Answers[torch.Tensor]) -> list[int]:
+def typical_path(tree: TokenTree, p: Answers[Law]) -> list[int]:
     """The longest path of a tree whose every token has more than the threshold; of equally long ones the likeliest.
 
     Args:
