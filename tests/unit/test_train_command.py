@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+from launched import environments
+from safetensors.torch import load_file
 from tiny_folder import make_folder
 
 from outrider import LLM, Speculation
@@ -178,6 +184,28 @@ def test_prompts_made_otherwise_are_refused(tmp_path: Path) -> None:
         Source(tmp_path, synthesised=2000).check_made()
     with pytest.raises(ConfigError, match="made with code_share"):
         Source(tmp_path, synthesised=200, synthesis=SynthesisConfig(code_share=0.9)).check_made()
+
+
+def test_two_processes_answer_once_and_train_one_head(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first gathers and writes while the other waits; the head is that of one process with two batches a step."""
+    pytest.importorskip("accelerate")
+    words = ["train", "medusa", "--model", str(place / "model"), "--data", str(place / "prompts.jsonl"), *SMALL, *SHORT]
+    words += ["--heads", "2", "--data-folder", str(place / "shared"), "--output", str(place / "together"), "--json"]
+    path = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen([sys.executable, "-m", "outrider", *words], env=os.environ | path | variables, stdout=-1)
+        for variables in environments(2)
+    ]
+    first, second = (process.communicate(timeout=240)[0].decode() for process in started)
+    assert [process.returncode for process in started] == [0, 0]
+    assert second == "", "the second process told what the first one tells"
+    keys = [json.loads(line)["key"] for line in (place / "shared" / "answers.jsonl").read_text().splitlines()[1:]]
+    assert len(keys) == len(set(keys)) > 0, "prompts were answered by both"
+    assert json.loads(first.splitlines()[-1])["training"]["tokens"] >= 600
+    assert trained(place, capsys, "medusa", "--heads", "2", "--accumulate", "2", output="alone", data="shared")[0] == 0
+    alone, together = (load_file(place / name / "model.safetensors") for name in ("alone", "together"))
+    for name, weight in alone.items():
+        torch.testing.assert_close(together[name], weight, rtol=1e-3, atol=1e-5)
 
 
 def test_what_cannot_be_trained_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

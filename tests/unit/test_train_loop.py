@@ -9,7 +9,6 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from captured import texts
+from launched import environments
 from rich.console import Console
 from train_job import SHAPE, job, settings
 
@@ -174,11 +174,7 @@ def test_a_full_disk_stops_cleanly_and_costs_nothing(tmp_path: Path, monkeypatch
 def test_two_workers_are_one_with_two_batches_a_step(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     together, alone = tmp_path / "together", tmp_path / "alone"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
-    started = [program(together, 0, **shared, RANK=rank, LOCAL_RANK=rank) for rank in ("0", "1")]
+    started = [program(together, 0, **variables) for variables in environments(2)]
     assert [process.wait(120) for process in started] == [0, 0]
     run(alone, accumulate=2)
     for name, weight in weights(alone).items():

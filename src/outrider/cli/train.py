@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, cast, get_type_hints
 
 from cyclopts import Parameter
+from rich.console import Console
 
 from outrider.cli import output
 from outrider.errors import ConfigError
@@ -143,18 +144,23 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     from outrider.train.gather import Source, gather, hidden_rows
     from outrider.train.run import train as run
     from outrider.train.start import check_start
+    from outrider.train.workers import workers
 
     recipe: Recipe = flags.of(recipe_class(method).method)
     flags.check_used(recipe.method)
     settings, sizes = flags.of("settings"), flags.of("data")
-    console = output.screen()
+    working = workers()
+    console = output.screen() if working.rank == 0 else Console(quiet=True)
     name, making = find(model)[1], {"synthesis": flags.of("synthesis"), "answers": flags.of("answers")}
     place = data_folder or output_folder / "data"
     source = Source(place, target=name, prompts=data, synthesised=synthesise, online=online, **making)
     llm = LLM(model, speculation="none", backend=backend)
     check_start(recipe, settings.start_from, output_folder, llm.engine.target)
-    gather(llm, source, console, hidden_rows(llm, recipe, source, sizes))
+    with working.first_alone():
+        gather(llm, source, console, hidden_rows(llm, recipe, source, sizes))
     trained = run(llm, recipe, source, output_folder, target_name=name, data=sizes, settings=settings, console=console)
+    if working.rank:
+        return 0
     comparison = bought(llm, recipe.product.arms(recipe.method, output_folder), source.folder, console)
     if as_json:
         apart = {name: {"length": one.accepted_length, "rates": one.rates} for name, one in trained.apart.items()}

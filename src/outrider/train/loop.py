@@ -304,6 +304,7 @@ class Training:
     def _finish(self) -> Trained:
         """Give the head its best weights; draw and sum up what was found."""
         now = self._progress
+        self._workers.meet()  # the first may still be writing
         best = torch.load(self._folder / BEST, map_location="cpu", weights_only=True)
         self._head.load_state_dict(best["head"])
         measured = self._recipe.calibrate(self._head, self._held_out, self._teacher)

@@ -52,26 +52,28 @@ def train(
     chosen, target, wishes = data or DataConfig(), llm.engine.target, settings or Settings()
     console = console or Console(quiet=True)
     check_start(recipe, wishes.start_from, output, target)
-    gathered = Data.of(llm, recipe, source, chosen, console)
+    working = workers(target.device)
+    with working.first_alone():
+        gathered = Data.of(llm, recipe, source, chosen, console)
     vocabulary = gathered.vocabulary
     if vocabulary is not None and not wishes.start_from:  # a head to start from brings its own
         console.print(str(vocabulary))
     facts, product = TargetFacts.of(target, target_name), recipe.product
     done: list[Trained] = []
-    working = workers(target.device)
     teacher = gathered.teacher.to(working.device)
     while (stage := recipe.after([one.head for one in done])) is not None:
         if wishes.start_from:
             head = started_head(stage, Path(wishes.start_from), target)
         else:
             head = stage.head(target, vocabulary.ids if vocabulary else None, wishes.seed)
-        if product.shows_untrained and not done:
+        if product.shows_untrained and not done and working.rank == 0:
             product.write(output / UNTRAINED, head, facts, {})
         folder = product.place(output, len(done))
         deciding = {**gathered.facts, "trained before": [fingerprint(one.head) for one in done]}
         task = Task(stage, head, teacher, gathered.stream(wishes.seed), gathered.held_out, deciding)
         done.append(Training(task, wishes, folder / TRAINING, workers=working, console=console).run())
-        product.write(folder, done[-1].head, facts, _made_by(recipe, wishes, chosen))
+        if working.rank == 0:
+            product.write(folder, done[-1].head, facts, _made_by(recipe, wishes, chosen))
     apart = recipe.apart([one.head for one in done], [batch.to(working.device) for batch in gathered.held_out], teacher)
     for name, found in apart.items():
         console.print(f"{name}: held-out {found}")

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from functools import cache
+from typing import Any, Final, Protocol
 
 import torch
 
 from outrider.errors import ConfigError
 
+_PATIENCE: Final = timedelta(days=7)
+"""How long processes wait for the first one, which answers prompts alone."""
+
 
 class Workers(Protocol):
-    """The processes of a training; sums over them are all they exchange."""
+    """The processes of a training; sums over them and the files of number 0 are all they exchange."""
 
     rank: int
     """Which of them this is; number 0 judges, writes and prints."""
@@ -20,6 +26,14 @@ class Workers(Protocol):
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over all of them, the same bits on each."""
+        ...
+
+    def first_alone(self) -> AbstractContextManager[None]:
+        """A block that number 0 goes through before any other begins it, and leaves files for the others."""
+        ...
+
+    def meet(self) -> None:
+        """Wait until all have come here."""
         ...
 
 
@@ -34,6 +48,13 @@ class Alone:
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """See :class:`Workers`."""
         return values
+
+    def first_alone(self) -> AbstractContextManager[None]:
+        """See :class:`Workers`."""
+        return nullcontext()
+
+    def meet(self) -> None:
+        """See :class:`Workers`."""
 
 
 class Together:
@@ -50,17 +71,34 @@ class Together:
         summed: torch.Tensor = self._accelerator.reduce(values, reduction="sum")
         return summed
 
+    def first_alone(self) -> AbstractContextManager[None]:
+        """See :class:`Workers`."""
+        block: AbstractContextManager[None] = self._accelerator.main_process_first()
+        return block
 
-def workers(device: torch.device) -> Workers:
+    def meet(self) -> None:
+        """See :class:`Workers`."""
+        self._accelerator.wait_for_everyone()
+
+
+def workers(device: torch.device | None = None) -> Workers:
     """The processes there are: as many as ``accelerate launch`` started, this one alone without it.
+
+    Several take a device each when this is first called, so call it before a model is loaded.
+
+    Args:
+        device: where one process alone trains; None is the CPU.
 
     Raises:
         ConfigError: several were started, but accelerate cannot be imported.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return Alone(device)
+    return Alone(device) if int(os.environ.get("WORLD_SIZE", "1")) < 2 else _together()
+
+
+@cache
+def _together() -> Together:
     try:
-        from accelerate import Accelerator
+        from accelerate import Accelerator, InitProcessGroupKwargs
     except ImportError:
         raise ConfigError("training in several processes needs accelerate: pip install accelerate") from None
-    return Together(Accelerator(cpu=device.type == "cpu"))
+    return Together(Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=_PATIENCE)]))
