@@ -51,15 +51,12 @@ class TableModel(HiddenLogits):
         store = cache.layers.setdefault(0, LayerStore(cache.slots, tokens, tokens))
         slots, before = [], []
         for sequence in batch.sequences:
-            table = cache.table(sequence.key)
-            first = sequence.context + sequence.skip
-            slots += table.slots(first, first + sequence.rows).tolist()
-            parents = [row - 1 for row in range(len(sequence.forced) + (sequence.tree is not None))]
-            if sequence.tree is not None:
-                parents += [len(sequence.forced) + parent for parent in sequence.tree.parents[1:]]
-            for parent in parents[sequence.skip :]:
-                row = sequence.context + parent
-                before.append(table.slot(row) if row >= 0 else -1)
+            forced, tree = len(sequence.forced), sequence.tree
+            held = cache.table(sequence.key).slots(0, sequence.context + sequence.tail)[-sequence.tail - 1 :].tolist()
+            held = held if sequence.context else [-1, *held]  # the row before the layout's first, then the layout's
+            slots += held[1 + sequence.skip :]
+            parents = [*range(-1, forced), *(forced + parent for parent in (tree.parents[1:] if tree else ()))]
+            before += [held[1 + parent] for parent in parents[sequence.skip : sequence.tail]]
         store.keys[0, slots] = tokens[0]
         known = store.keys[0, before, 0].long()
         known[torch.tensor(before) < 0] = 0

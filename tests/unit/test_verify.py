@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from outrider.drafters.base import Needs
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, NumericsError
 from outrider.law import Law
 from outrider.sampling import RequestSampler, SamplingParams
 from outrider.sampling.noise import Purpose, counter_word, uniform
 from outrider.tree import Candidate, TokenTree, TreeBuilder, root_only
 from outrider.verify import KeyedDice, Verdict, check_exact, make_verifier, registered
 from outrider.verify.residual import chain_of, law, ratio, residual
-from outrider.verify.rows import TargetRows
+from outrider.verify.rows import TargetRows, rows_of
 
 LOSSLESS = [name for name, rule in registered().items() if rule.lossless]
 CHAIN_ONLY = [name for name in LOSSLESS if not registered()[name].trees]
@@ -257,16 +258,40 @@ def test_the_anchor_alone_gives_the_targets_token(name: str) -> None:
 
 def target_rows(logits: torch.Tensor, tree: TokenTree, temperature: float) -> TargetRows:
     """The rows a request really gets."""
-    sampler = RequestSampler(
-        SamplingParams(temperature=temperature),
+    return TargetRows(logits, tree, request_sampler(logits.shape[1], temperature=temperature), round_number=3)
+
+
+def request_sampler(vocabulary: int, **wish: Any) -> RequestSampler:
+    """Of a request with one token so far."""
+    return RequestSampler(
+        SamplingParams(**wish),
         seed=5,
         choice=0,
-        vocabulary=logits.shape[1],
+        vocabulary=vocabulary,
         committed=[0],
         prompt_length=1,
         end_ids=(),
     )
-    return TargetRows(logits, tree, sampler, round_number=3)
+
+
+@pytest.mark.parametrize("vocabulary", [3, 500, 70_000])
+@pytest.mark.parametrize(
+    "wish", [{}, {"temperature": 0.7}, {"top_k": 2}, {"logit_bias": {1: 0.5}}, {"temperature": 0.0}]
+)
+def test_a_pass_gives_each_request_the_laws_its_sampler_gives(wish: dict[str, Any], vocabulary: int) -> None:
+    """However many rows are taken at once, and one that holds no numbers is the business of who reads it alone."""
+    tree, generator = TreeBuilder(0).chain([1, 2]).build(), torch.Generator().manual_seed(2)
+    logits = torch.randn(7, vocabulary + 5, generator=generator)
+    logits[4] = math.nan
+    one, other = (request_sampler(vocabulary, **{"temperature": 1.0} | wish, n=n) for n in (1, 2))
+    rows = rows_of(logits, vocabulary, [(0, tree, one, 3), (3, tree, other, 3)])
+    for first, sampler, found in ((0, one, rows[0]), (3, other, rows[1])):
+        for node in (0, 2):
+            row = logits[first + node].unsqueeze(0)
+            expected = sampler.probabilities(row, [tree.paths[node]])[0]
+            assert np.array_equal(found.probabilities[node], expected)
+    with pytest.raises(NumericsError, match="NaN"):
+        rows[1].probabilities[1]
 
 
 @pytest.mark.parametrize("name", LOSSLESS)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from outrider.errors import ConfigError
@@ -116,7 +115,10 @@ class DraftContext:
 
 
 def _most_probable(sequence: DraftSequence, q: Law, node: int, width: int, source: int) -> list[Proposal]:
-    return [Proposal(token, float(q[token]), None, ()) for token in _greatest(q, min(width, int(np.count_nonzero(q))))]
+    return [
+        Proposal(token, float(q[token]), None, ())
+        for token in _greatest(torch.from_numpy(q), min(width, int(np.count_nonzero(q))))
+    ]
 
 
 def _independent(sequence: DraftSequence, q: Law, node: int, width: int, source: int) -> list[Proposal]:
@@ -130,15 +132,14 @@ def _without_replacement(sequence: DraftSequence, q: Law, node: int, width: int,
     """Gumbel top-k: the order of log q + noise is the order of draws without replacement (Kool et al. 2019)."""
     sampler = sequence.sampler
     words = (sequence.round_number, node, counter_word(Purpose.DRAFT, sampler.choice, source))
-    with np.errstate(divide="ignore"):
-        scores = np.log(q) + gumbel_range(sampler.seed, len(q), words, torch.device("cpu")).numpy()
+    scores = torch.from_numpy(q).log() + gumbel_range(sampler.seed, len(q), words, torch.device("cpu"))
     tokens = _greatest(scores, min(width, int(np.count_nonzero(q))))
     return [Proposal(token, float(q[token]), q, tuple(tokens[:i])) for i, token in enumerate(tokens)]
 
 
-def _greatest(scores: npt.NDArray[np.float64], count: int) -> list[int]:
+def _greatest(scores: torch.Tensor, count: int) -> list[int]:
     """Places of the ``count`` greatest scores, greatest first."""
-    return torch.topk(torch.from_numpy(scores), count).indices.tolist()
+    return torch.topk(scores, count).indices.tolist()
 
 
 _DRAWERS = {

@@ -1,4 +1,4 @@
-"""Truncation of one row: which tokens may still be chosen after temperature, min_p, top_k and top_p.
+"""From a row over its temperature to a law, and which tokens min_p, top_k and top_p leave of it.
 
 Every filter keeps a prefix of the tokens ordered by (probability descending, id ascending), so one sort of the few
 candidates serves all of them and the order is a fact of the row alone.
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
+
+from outrider.law import Law, Laws
 
 _FIRST_GUESS: Final = 256
 _GROWTH: Final = 8
@@ -31,6 +33,21 @@ class Truncation:
 
 
 KEEP_ALL: Final = Truncation()
+
+
+def softmax(scaled: torch.Tensor) -> Laws:
+    """The law of every row; see :func:`hopeless` for rows that have none.
+
+    Args:
+        scaled: float32 [rows, vocabulary], logits divided by the temperature; minus infinity marks a banned token.
+    """
+    laws: Laws = torch.softmax(scaled, dim=1, dtype=torch.float64).cpu().numpy()
+    return laws
+
+
+def hopeless(law: Law) -> bool:
+    """Whether the row it was made of holds NaN or infinity or bans every token: it is NaN then, from end to end."""
+    return math.isnan(law[0])
 
 
 def surviving_ids(scaled: torch.Tensor, *, top_k: int, top_p: float, min_p: float) -> torch.Tensor:

@@ -7,7 +7,6 @@ would be in plain decoding.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Final, overload
 
@@ -16,7 +15,7 @@ import torch
 from outrider.errors import RequestError
 from outrider.law import Laws
 from outrider.sampling.best import ChoiceNoise, best_scores, check, survivors
-from outrider.sampling.distribution import KEEP_ALL, Truncation
+from outrider.sampling.distribution import KEEP_ALL, Truncation, hopeless, softmax
 from outrider.sampling.params import LogitsProcessor, SamplingParams
 
 _COMPARED: Final = 16
@@ -92,6 +91,9 @@ class RequestSampler:
         self._truncation = KEEP_ALL if params.greedy else Truncation(params.top_k, params.top_p, params.min_p)
         self.is_argmax = params.greedy and not self.adjusts
         """Whether the token of a row is the argmax of its raw logits."""
+        plain = not (params.greedy or self.adjusts) and self._truncation.keeps_all
+        self.temperature_alone = params.temperature if plain else None
+        """The temperature, where it alone decides what becomes of raw logits."""
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Take emitted tokens into the penalty counts."""
@@ -143,8 +145,8 @@ class RequestSampler:
         adjusted = self._adjusted(logits, paths)
         scaled = adjusted / self._temperature
         if not self.params.greedy and self._truncation.keeps_all:
-            laws: Laws = torch.softmax(scaled.double(), dim=1).cpu().numpy()
-            if any(map(math.isnan, laws[:, 0].tolist())):  # a row with nothing to choose is NaN from end to end
+            laws = softmax(scaled)
+            if any(map(hopeless, laws)):
                 check(scaled)
             return laws
         check(scaled)

@@ -9,12 +9,16 @@ from typing import Generic, TypeVar
 import torch
 
 from outrider.errors import NumericsError
-from outrider.law import Law
+from outrider.law import Law, Laws
+from outrider.sampling.best import check
+from outrider.sampling.distribution import hopeless, softmax
 from outrider.sampling.noise import Purpose
 from outrider.sampling.sampler import RequestSampler
 from outrider.tree import TokenTree
 from outrider.verify.base import Dice, KeyedDice
 
+_TOGETHER = 1 << 16
+"""Numbers of a pass's laws that are computed at once: enough for narrow rows to share a call, no two wide ones."""
 _Answer = TypeVar("_Answer")
 
 
@@ -59,6 +63,38 @@ class SharedArgmax:
         return tokens[row]
 
 
+class SharedLaws:
+    """The laws of a pass's rows at one temperature: of many narrow rows at once, of wide ones each when it is asked.
+
+    Args:
+        logits: float [rows, ≥ vocabulary].
+        vocabulary: columns that count.
+        temperature: positive.
+    """
+
+    def __init__(self, logits: torch.Tensor, vocabulary: int, temperature: float) -> None:
+        self._logits, self._vocabulary, self._temperature = logits, vocabulary, temperature
+        self._together = max(1, _TOGETHER // vocabulary)
+        self._known: dict[int, Laws] = {}
+
+    def law(self, row: int) -> Law:
+        """The law of a row.
+
+        Raises:
+            NumericsError: the row holds NaN or infinity.
+        """
+        part, place = divmod(row, self._together)
+        if part not in self._known:
+            self._known[part] = softmax(self._scaled(part * self._together, self._together))
+        law: Law = self._known[part][place]
+        if hopeless(law):
+            check(self._scaled(row, 1))
+        return law
+
+    def _scaled(self, first: int, count: int) -> torch.Tensor:
+        return self._logits[first : first + count, : self._vocabulary].float() / self._temperature
+
+
 class TargetRows:
     """The target's answer to one sequence's tree, computed only where a rule looks.
 
@@ -68,6 +104,7 @@ class TargetRows:
         sampler: turns rows into distributions.
         round_number: the request's round, which names the dice of ratio rules.
         best: gives a node's argmax where the whole pass shares it; None chooses by the sampler.
+        law: gives a node's law likewise.
     """
 
     def __init__(
@@ -77,11 +114,12 @@ class TargetRows:
         sampler: RequestSampler,
         round_number: int,
         best: Callable[[int], int] | None = None,
+        law: Callable[[int], Law] | None = None,
     ) -> None:
         self.logits, self._tree, self._sampler, self._round = logits, tree, sampler, round_number
         self.tokens = LazyAnswers(best or self._choose)
         """The target's own token after each node."""
-        self.probabilities = LazyAnswers(self._law)
+        self.probabilities = LazyAnswers(law or self._law)
         """The target's distribution after each node."""
 
     def dice(self, purpose: Purpose) -> Dice:
@@ -106,18 +144,18 @@ def rows_of(
         vocabulary: columns that count.
         requests: per sequence its first row, tree, sampler and round number.
     """
-    shared = SharedArgmax(logits, vocabulary)
-    return [
-        TargetRows(
-            logits[first : first + len(tree)],
-            tree,
-            sampler,
-            round_number,
-            partial(_shifted, shared.token, first) if sampler.is_argmax else None,
-        )
-        for first, tree, sampler, round_number in requests
-    ]
+    best = SharedArgmax(logits, vocabulary)
+    laws: dict[float, SharedLaws] = {}
+    rows = []
+    for first, tree, sampler, round_number in requests:
+        nodes, temperature = logits[first : first + len(tree)], sampler.temperature_alone
+        if temperature is not None and temperature not in laws:
+            laws[temperature] = SharedLaws(logits, vocabulary, temperature)
+        token = partial(_shifted, best.token, first) if sampler.is_argmax else None
+        law = None if temperature is None else partial(_shifted, laws[temperature].law, first)
+        rows.append(TargetRows(nodes, tree, sampler, round_number, token, law))
+    return rows
 
 
-def _shifted(token: Callable[[int], int], first: int, node: int) -> int:
-    return token(first + node)
+def _shifted(answer: Callable[[int], _Answer], first: int, node: int) -> _Answer:
+    return answer(first + node)
