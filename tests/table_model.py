@@ -7,6 +7,7 @@ left stale or moved wrongly by a commit shows up as a wrong distribution.
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
 
@@ -68,12 +69,14 @@ class TableModel(HiddenLogits):
         return TargetOutput(logits[batch.wanted], dict.fromkeys(layers, logits))
 
     def joint(
-        self, prompt: list[int], length: int, temperature: float = 1.0, top_k: int = 0
+        self, prompt: list[int], length: int, temperature: float = 1.0, top_k: int = 0, min_p: float = 0.0
     ) -> dict[tuple[int, ...], float]:
         """Exact probability of every continuation of a prompt."""
         scores = self.table.double() / temperature
         if top_k:
             scores = scores.masked_fill(scores < scores.topk(top_k).values[..., -1:], -torch.inf)
+        if min_p:
+            scores = scores.masked_fill(scores < scores.amax(-1, keepdim=True) + math.log(min_p), -torch.inf)
         law = torch.softmax(scores, dim=-1)
         result = {}
         for text in itertools.product(range(self.vocabulary), repeat=length):

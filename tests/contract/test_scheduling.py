@@ -10,16 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import Scripted, random_trees
-from tiny import VOCABULARY, tiny_model
+from tiny import VOCABULARY, tiny_model, tiny_module
 from wrapped import Wrapped
 
 from contract.cases import BACKENDS, PROMPTS, by_id, configs, make
 from contract.test_lossless import GREEDY, SETTINGS, answers, assert_clean, plain
 from outrider import CacheConfig, SamplingParams, SchedulerConfig
-from outrider.drafters.base import DraftSequence, Needs
+from outrider.drafters.base import DraftSequence, Needs, changed
 from outrider.request import Request
 from outrider.stopping import FinishReason
 from outrider.target.base import TargetOutput
+from outrider.target.hf import HFModel
 from outrider.tree import TokenTree
 
 CASES = [case for case, _ in configs("good")]
@@ -51,6 +52,28 @@ def test_prompt_lengths_around_the_chunk(length: int) -> None:
     assert True in drafts, "nothing was drafted"
     for batch in passes:
         assert all(len(rows.tree or ()) <= 1 for rows in batch.sequences if rows.forced), "a prompt's pass held drafts"
+
+
+@pytest.mark.parametrize("case", ["ngram", "draft_model", "draft_model-tree"])
+def test_prompts_of_all_lengths_join_requests_that_are_decoding(case: str) -> None:
+    """Around one chunk, two and many, each between the rounds of others that draft."""
+    target = HFModel(tiny_module(), architecture="LlamaForCausalLM", context_length=2048)
+    lengths = [63, 5, 64, 65, 9, 128, 1000]
+    prompts = [[(7 * i + length) % VOCABULARY for i in range(length)] for length in lengths]
+    wishes = [SamplingParams(max_tokens=40, temperature=n % 2, seed=n, ignore_eos=True) for n in range(len(prompts))]
+    expected = make("none", target=target).generate(prompts, wishes)
+    llm = make(
+        changed(by_id(case), {"num_draft_tokens": 5}), target=target, scheduler=SchedulerConfig(prefill_chunk=64)
+    )
+    engine, requests = llm.engine, []
+    for prompt, wish in zip(prompts, wishes, strict=True):
+        requests.append(engine.submit(prompt, wish))
+        for _ in range(2):
+            engine.step()
+    while not engine.idle:
+        engine.step()
+    assert [tuple(request.output_ids) for request in requests] == [one.token_ids for one in expected]
+    assert all(request.stats.drafted for request in requests[:-1])  # the last is longer than the draft model's context
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -12,7 +12,8 @@ import torch
 from byte_text import SIZE, byte_tokenizer
 from oracles import Scripted, empty
 from table_model import TableModel
-from tiny import tiny_model
+from tiny import VOCABULARY, tiny_model
+from transformers import MistralConfig, MistralForCausalLM
 
 from contract.cases import BACKENDS, PROMPTS, by_id, configs, is_exact, make
 from contract.test_lossless import assert_clean
@@ -25,6 +26,7 @@ from outrider.guard import GuardedDrafter
 from outrider.kv.pool import KVPool
 from outrider.stopping import FinishReason
 from outrider.target.base import HiddenLogits, TargetModel, TargetOutput
+from outrider.target.hf import ATTENTION, HFModel
 from outrider.tree import SequenceRows, TokenTree, TreeBatch
 
 END, STOP = sorted(byte_tokenizer().eos_ids)
@@ -389,6 +391,47 @@ def test_padded_vocabularies_work_and_other_ones_are_refused() -> None:
 # ------------------------------------------------------------------------------------ caches and drafter state
 
 
+@pytest.mark.parametrize("config", [DraftModel(model="d", num_steps=4), DraftModel(model="d", num_steps=4, topk=2)])
+def test_a_sliding_window_forgets_rejected_drafts(config: DraftModel) -> None:
+    """300 tokens through a window of 64, nearly every draft rejected: the text is transformers' own, far past it."""
+    prompt = PROMPTS[-1]
+    own = windowed(64, "eager").generate(torch.tensor([prompt]), max_new_tokens=300, do_sample=False, pad_token_id=0)
+    target = HFModel(windowed(64, ATTENTION), architecture="MistralForCausalLM", context_length=512)
+    params = SamplingParams(max_tokens=300, ignore_eos=True)
+    plain = LLM.from_model(target, speculation="none").generate(prompt, params)[0]
+    assert list(plain.token_ids) == own[0, len(prompt) :].tolist()
+    llm = LLM.from_model(target, speculation=config, draft_models={"d": tiny_model(1)})
+    done = llm.generate(prompt, params)[0]
+    assert done.token_ids == plain.token_ids
+    assert done.speculation.acceptance_rate < 0.5 < sum(done.speculation.drafted)
+    assert_clean(llm)
+
+
+def windowed(window: int, attention: str) -> MistralForCausalLM:
+    """A tiny model that sees so many rows back."""
+    config = MistralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        sliding_window=window,
+        bos_token_id=None,
+        eos_token_id=None,
+        attn_implementation=attention,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        module = MistralForCausalLM(config).eval().requires_grad_(False)
+        for parameter in module.parameters():
+            if parameter.ndim == 2:
+                parameter.data.normal_(0.0, 0.25)
+    return module
+
+
 def test_a_drafter_that_reads_layers_the_target_has_not_is_refused_at_once() -> None:
     """Two blocks are layers 0 and 1, and 2 is the rows after the final norm."""
     for layers, refused in (((0, 1, 2), False), ((2, 3), True), ((-1,), True)):
@@ -518,44 +561,7 @@ def test_drafted_positions_use_the_requests_own_distribution(rule: str, params: 
             before, last = last, token
 
 
-# ------------------------------------------------------------------------------ grammars and other processors
-
-
-def json_like(history, logits):  # type: ignore[no-untyped-def]
-    """A tiny grammar: letters and commas alternate.  It refuses to continue a text that broke it already."""
-    letters, comma = range(40, 60), 11
-    output = list(history[16:])
-    for place, token in enumerate(output):
-        if (token == comma) != bool(place % 2):
-            raise ValueError("the text is not of the grammar")
-    allowed = torch.full_like(logits, -torch.inf)
-    wanted = [comma] if len(output) % 2 else list(letters)
-    allowed[wanted] = logits[wanted]
-    return allowed
-
-
-@pytest.mark.parametrize("params", [GREEDY, SamplingParams(max_tokens=24, temperature=1.0, seed=6)])
-@pytest.mark.parametrize("rule", ["coupled", "point-mass", "rejection", "multi-step"])
-def test_drafts_that_a_grammar_forbids_are_rejected(rule: str, params: SamplingParams) -> None:
-    """A grammar never sees a drafted history that it has forbidden itself; the text is as without drafts."""
-    target = tiny_model(0, SIZE)
-    prompt = [3] * 16
-    params = dataclasses.replace(params, processors=(json_like,), ignore_eos=True)
-    dice = torch.Generator().manual_seed(0)
-
-    def prose(sequence: DraftSequence) -> TokenTree:
-        guess = torch.randint(SIZE, (min(sequence.nodes - 1, sequence.depth),), generator=dice).tolist()
-        guess[:2] = [45, 11] if (len(sequence.tokens) - 16) % 2 == 0 else [11, 45]
-        return sequence.builder().chain(guess[: sequence.depth]).build()
-
-    plan = Speculation(Scripted(prose, most_nodes=6, needs=Needs(deterministic=True)), verifier=rule)
-    llm = LLM.from_model(target, byte_tokenizer(), speculation=plan)
-    done = llm.generate([prompt] * 3, params)
-    assert all(c.finish_reason is FinishReason.LENGTH for c in done), [c.choices[0].error for c in done]
-    assert all(token == 11 for c in done for token in c.token_ids[1::2])
-    assert all(40 <= token < 60 for c in done for token in c.token_ids[::2])
-    if params.temperature == 0 or rule in ("coupled", "point-mass"):
-        assert {c.token_ids for c in done} == {plainly(target).generate(prompt, params)[0].token_ids}
+# --------------------------------------------------------------------------------------------- processors
 
 
 @pytest.mark.parametrize("wrong", [None, [1.0, 2.0], torch.zeros(3)])

@@ -80,10 +80,10 @@ def triples(text: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     return (text[start : start + LENGTH] for start in range(0, len(text), LENGTH))
 
 
-def law(target: TableModel, temperature: float = 1.0, top_k: int = 0) -> np.ndarray:
+def law(target: TableModel, wish: SamplingParams = PLAIN) -> np.ndarray:
     """Exact probability of every block."""
     shape = (target.vocabulary,) * LENGTH
-    joint = target.joint([0, 0], LENGTH, temperature, top_k)
+    joint = target.joint([0, 0], LENGTH, wish.temperature, wish.top_k, wish.min_p)
     return np.array([joint[index] for index in np.ndindex(shape)]).reshape(shape)
 
 
@@ -164,11 +164,17 @@ def test_plain_sampling() -> None:
 
 
 @pytest.mark.parametrize(
-    "wish", [SamplingParams(temperature=0.5), SamplingParams(temperature=2.0), SamplingParams(temperature=1.0, top_k=2)]
+    "wish",
+    [
+        SamplingParams(temperature=0.5),
+        SamplingParams(temperature=2.0),
+        SamplingParams(temperature=1.0, top_k=2),
+        SamplingParams(temperature=1.0, min_p=0.3),
+    ],
 )
 def test_drafted_positions_use_the_requests_own_settings(wish: SamplingParams) -> None:
     target, prompts = setting(vocabulary=3)
-    expected = law(target, wish.temperature, wish.top_k)
+    expected = law(target, wish)
     config = changed(by_id("draft_model"), {"num_steps": LEVELS})
     total = needed(int(np.count_nonzero(expected)) - 1, 0.04)
     check(counts(config, "rejection", target, prompts, total, wish), expected, variation=0.04)

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import enum
 import math
-from functools import lru_cache
 from typing import Final
 
 import torch
 
+from outrider.kernels.native import cpu
+
 WORD: Final = 0xFFFFFFFF
+_KEY: Final = 0xFFFFFFFF_FFFFFFFF
 _MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
 _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS: Final = 10
@@ -48,24 +50,27 @@ def counter_word(purpose: Purpose, choice: int, source: int = 0) -> int:
 
 
 def philox_words(seed: int, words: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    """Four 32-bit words for one counter, in plain integers.
+    """Four 32-bit words for one counter.
 
     Args:
         seed: the 64-bit key.
         words: the counter, least significant word first.
     """
+    if cpu is None:
+        return reference(seed, words)
+    found: tuple[int, int, int, int] = cpu.philox(seed & _KEY, *words)
+    return found
+
+
+def reference(seed: int, words: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """The same in plain integers: the specification."""
     c0, c1, c2, c3 = words
-    (m0, m1), word = _MULTIPLIERS, WORD
-    for k0, k1 in _round_keys(seed):
-        p0, p1 = m0 * c0, m1 * c2
-        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & word, (p0 >> 32) ^ c3 ^ k1, p0 & word
+    k0, k1 = seed & WORD, (seed >> 32) & WORD
+    for _ in range(_ROUNDS):
+        p0, p1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & WORD, (p0 >> 32) ^ c3 ^ k1, p0 & WORD
+        k0, k1 = (k0 + _WEYL[0]) & WORD, (k1 + _WEYL[1]) & WORD
     return c0, c1, c2, c3
-
-
-@lru_cache(maxsize=4096)
-def _round_keys(seed: int) -> tuple[tuple[int, int], ...]:
-    low, high = seed & WORD, (seed >> 32) & WORD
-    return tuple(((low + i * _WEYL[0]) & WORD, (high + i * _WEYL[1]) & WORD) for i in range(_ROUNDS))
 
 
 def philox_blocks(seed: int, first: torch.Tensor, words: tuple[int, int, int]) -> torch.Tensor:

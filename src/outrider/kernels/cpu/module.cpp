@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "decoder.h"
@@ -30,6 +32,18 @@ template <class T, std::size_t dimensions>
 using Array = nb::ndarray<T, nb::c_contig, nb::device::cpu, nb::ndim<dimensions>>;
 template <class T>
 using Vector = Array<const T, 1>;
+
+// One block of Philox4x32-10, for the few numbers that are drawn one by one: see sampling/noise.py, the specification.
+std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t> philox(
+    std::uint64_t seed, std::uint32_t c0, std::uint32_t c1, std::uint32_t c2, std::uint32_t c3) {
+  std::uint32_t low = std::uint32_t(seed), high = std::uint32_t(seed >> 32);
+  for (int round = 0; round < 10; ++round, low += 0x9E3779B9u, high += 0xBB67AE85u) {
+    const std::uint64_t one = 0xD2511F53ull * c0, two = 0xCD9E8D57ull * c2;
+    c0 = std::uint32_t(two >> 32) ^ c1 ^ low, c1 = std::uint32_t(two);
+    c2 = std::uint32_t(one >> 32) ^ c3 ^ high, c3 = std::uint32_t(one);
+  }
+  return {c0, c1, c2, c3};
+}
 
 Kind kind_named(const std::string& name) {
   for (int i = 0; i < kKinds; ++i) {
@@ -524,6 +538,7 @@ NB_MODULE(_cpu, m) {
     check(to.size() % 64 == 0, "words come 64 at a time");
     kernels().words({seed, position, choice, purpose}, int(to.size()), to.data());
   }, "seed"_a, "position"_a, "choice"_a, "purpose"_a, "to"_a);
+  m.def("philox", &philox, "seed"_a, "first"_a, "second"_a, "third"_a, "fourth"_a);
   m.def("survivors", &survivors, "logits"_a, "vocabulary"_a, "temperature"_a, "top_k"_a, "top_p"_a, "log_min_p"_a, "ids"_a);
   m.def("kernel_names", &kernel_names);
   m.def("kernel_name", [] { return kernels().name; });
