@@ -25,12 +25,14 @@ from outrider.bench.prompts import encode_prompts, read_prompts
 from outrider.heads.checkpoint import read_head
 
 TREES = {"static": "eagle", "dynamic": "eagle2"}
+ABREAST = 16
+"""Prompts at a time: with more, the wider tree would run out of pages first and draft for fewer of them."""
 
 
 def served(wishes: argparse.Namespace) -> dict[str, LLM]:
     """The target under each tree."""
     options = {"head": wishes.head, "num_steps": wishes.num_steps, "topk": wishes.topk}
-    options["num_draft_tokens"] = wishes.num_draft_tokens
+    options |= {"num_draft_tokens": wishes.num_draft_tokens, "min_survival": 0.0}
     plain = LLM(wishes.model, speculation="none")
     return {tree: plain.speculating(Speculation(method, options=options)) for tree, method in TREES.items()}
 
@@ -44,7 +46,8 @@ def measured(arms: dict[str, LLM], files: list[Path], wishes: argparse.Namespace
         found: dict[str, Any] = {"file": file.name, "prompts": len(rows), "max_tokens": wishes.max_tokens}
         for tree, llm in arms.items():
             prompts = [list(prompt.token_ids) for prompt in encode_prompts(llm, rows, chat=True)]
-            stats = [done.speculation for done in llm.generate(prompts, params)]
+            groups = [prompts[first : first + ABREAST] for first in range(0, len(prompts), ABREAST)]
+            stats = [done.speculation for group in groups for done in llm.generate(group, params)]
             rounds = sum(one.rounds for one in stats)
             found[tree] = {"mean_accepted_length": sum(one.emitted for one in stats) / rounds, "rounds": rounds}
         yield found

@@ -48,11 +48,14 @@ def configs(model: str) -> Iterator[tuple[str, DrafterConfig]]:
             options["head"] = "tiny"
         if "min_match" in fields:
             options["min_match"] = 1
+        if "min_survival" in fields and fields & {"head", "model"}:
+            options["min_survival"] = 0.0  # heads that nothing has trained are sure of nothing
         yield name, found(**options)
         if "topk" in fields:
             yield f"{name}-tree", found(**options, topk=3)
     for case, method in ON_DISK.items():
-        yield case, make_config(case.partition("-")[0], {"model": head_folder(method), "min_match": 1})
+        options = {"model": head_folder(method), "min_match": 1, "min_survival": 0.0}
+        yield case, make_config(case.partition("-")[0], options)
 
 
 ON_DISK = {"lookup_model-head": "eagle3", "lookup_model-block": "dspark"}

@@ -9,8 +9,9 @@ import pytest
 from oracles import Scripted, empty, random_trees, right, wrong
 from tiny import VOCABULARY
 
-from contract.cases import BACKENDS, LOSSLESS, PROMPTS, by_id, exact_pairs, is_exact, make, method_cases
+from contract.cases import BACKENDS, LOSSLESS, PROMPTS, by_id, configs, exact_pairs, is_exact, make, method_cases
 from outrider import SamplingParams, Speculation
+from outrider.drafters.base import changed
 from outrider.errors import ConfigError
 from outrider.verify import make_verifier, repeats_plain_text
 
@@ -94,6 +95,35 @@ def test_seeded_text_is_plain_text(case: str, model: str, rule: str, setting: st
     llm = make(by_id(case, model), verifier=rule, backend=backend)
     assert [c.token_ids for c in llm.generate(PROMPTS, SETTINGS[setting])] == plain(setting, backend)
     assert_clean(llm)
+
+
+STEP_BY_STEP = [
+    case
+    for case, config in configs("good")
+    if getattr(config, "min_survival", 1.0) == 0.0 and case != "lookup_model-block"
+]
+"""Methods that look at how likely a draft is; the length of a block is its head's own choice."""
+
+
+@pytest.mark.parametrize("setting", ["greedy", "temperature"])
+@pytest.mark.parametrize("rule", ["coupled", "rejection", "recursive"])
+@pytest.mark.parametrize("case", STEP_BY_STEP)
+def test_drafts_that_are_not_worth_a_row_are_left_out(case: str, rule: str, setting: str) -> None:
+    """Fewer are drafted, each as likely as was asked; under a ratio rule all the same are, and no text changes."""
+    if not is_exact(by_id(case), rule):
+        return
+    drafted = []
+    for least in (0.0, 0.5, 1.0):
+        llm = make(changed(by_id(case), {"min_survival": least}), verifier=rule)
+        done = llm.generate(PROMPTS, SETTINGS[setting])
+        if setting == "greedy" or rule in target_only_rules():
+            assert [c.token_ids for c in done] == plain(setting)
+        drafted.append(sum(sum(c.speculation.drafted) for c in done))
+        assert_clean(llm)
+    if rule in target_only_rules():
+        assert drafted[0] > drafted[1] >= drafted[2], drafted
+    else:
+        assert len(set(drafted)) == 1, "how much is drafted depended on what was drawn"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -29,9 +29,9 @@ PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3], [7] * 6, [9, 8, 7, 6, 5], [11], [3, 1, 4, 1
 BACKENDS = {"hf": tiny_model, "native": tiny_native}
 CASES = {
     "blockwise": ("blockwise", {"num_draft_tokens": DEPTHS}),
-    "medusa": ("medusa", {}),
-    "medusa-tree": ("medusa", {"topk": 3}),
-    "medusa-wide": ("medusa", {"topk": 10, "num_draft_tokens": 20, "num_steps": 3}),
+    "medusa": ("medusa", {"min_survival": 0.0}),
+    "medusa-tree": ("medusa", {"topk": 3, "min_survival": 0.0}),
+    "medusa-wide": ("medusa", {"topk": 10, "num_draft_tokens": 20, "num_steps": 3, "min_survival": 0.0}),
 }
 SAMPLED = {
     "greedy": SamplingParams(max_tokens=24),
@@ -148,7 +148,7 @@ def final_row(tokens: list[int]) -> torch.Tensor:
 
 
 def test_the_tree_is_the_likeliest() -> None:
-    config = Medusa(topk=3, num_steps=2, num_draft_tokens=6)
+    config = Medusa(topk=3, num_steps=2, num_draft_tokens=6, min_survival=0.0)
     shape = config.shape(((0.5, 0.3, 0.1), (0.6, 0.2, 0.1)))
     assert shape == StaticTree(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0)))  # 0.5 0.3 0.1 · 0.3 0.1 0.18
     assert shape.depth == 2

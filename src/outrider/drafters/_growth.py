@@ -30,6 +30,11 @@ class TreeShape(Protocol):
         """Nodes of a level that may have children; None is all."""
         ...
 
+    @property
+    def least(self) -> float:
+        """Least chance of being accepted that is worth a row, where draws may be looked at."""
+        ...
+
     def width(self, ranks: Ranks, causal: bool) -> int:
         """Children of a node.
 
@@ -45,6 +50,8 @@ class DynamicTree:
     """The likeliest nodes of each level get ``topk`` children each."""
 
     topk: int
+    least: float = 0.0
+    """See :class:`TreeShape`."""
 
     @property
     def beam(self) -> int:
@@ -62,6 +69,8 @@ class StaticTree:
 
     nodes: tuple[Ranks, ...]
     """Every drafted node."""
+    least: float = 0.0
+    """See :class:`TreeShape`."""
 
     @property
     def beam(self) -> None:
@@ -224,15 +233,18 @@ class Growth:
 
     def _worth_expanding(self, level: set[int], causal: bool) -> list[int]:
         beam = None if causal else self._shape.beam
-        best = sorted(level, key=lambda node: (-self._builder.survival[node], node))[:beam]
-        return sorted(node for node in best if self._shape.width(self._ranks[node], causal))
+        survival = self._builder.survival  # 1 where draws may not be looked at
+        best = sorted(level, key=lambda node: (-survival[node], node))[:beam]
+        likely = (node for node in best if survival[node] >= self._shape.least)
+        return sorted(node for node in likely if self._shape.width(self._ranks[node], causal))
 
     def finish(self) -> TokenTree:
-        """The tree, cut to its most promising nodes where it outgrew its budget."""
+        """The tree, cut to its most promising nodes where it outgrew its budget or some are not worth a row."""
         tree = self._builder.build()
-        if len(tree) <= self._nodes:
+        worth = [node for node, survival in enumerate(tree.survival) if survival >= self._shape.least]
+        if len(worth) == len(tree) <= self._nodes:
             return tree
-        best = heapq.nsmallest(self._nodes, range(len(tree)), key=lambda node: (-tree.survival[node], node))
+        best = heapq.nsmallest(self._nodes, worth, key=lambda node: (-tree.survival[node], node))
         return tree.subtree(sorted(best))
 
     def rows_of(self, tokens: Sequence[int]) -> list[int]:

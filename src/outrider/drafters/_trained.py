@@ -79,6 +79,14 @@ class TreeOptions:
         high=1024,
         flag="speculative-num-draft-tokens",
     )
+    min_survival: float = option(
+        0.2,
+        "Least estimated chance that a draft and all before it are accepted; what has less is neither verified nor "
+        "drafted on.  0 verifies all, as pays where a row costs nothing.  Ratio rules may not look at what was drawn.",
+        low=0.0,
+        high=1.0,
+        flag="speculative-min-survival",
+    )
 
     def __post_init__(self) -> None:
         """Refuse values out of bounds."""

@@ -51,6 +51,14 @@ class DraftModel:
         high=1024,
         flag="speculative-num-draft-tokens",
     )
+    min_survival: float = option(
+        0.0,
+        "Least estimated chance that a draft and all before it are accepted; what has less is neither verified nor "
+        "drafted on.  0 verifies all, as pays where a row costs nothing.  Ratio rules may not look at what was drawn.",
+        low=0.0,
+        high=1.0,
+        flag="speculative-min-survival",
+    )
 
     def __post_init__(self) -> None:
         """Refuse values out of bounds."""
@@ -113,7 +121,7 @@ class DraftModelDrafter:
         self, config: DraftModel, model: TargetModel, cache: PagedCache, vocabulary: int, source: int = 0
     ) -> None:
         self._config, self._model, self._cache = config, model, cache
-        self._vocabulary, self._source, self._shape = vocabulary, source, DynamicTree(config.topk)
+        self._vocabulary, self._source, self._shape = vocabulary, source, DynamicTree(config.topk, config.min_survival)
         self.needs = config.needs
         self._computed: dict[str, int] = {}
         self._drafts: dict[str, Growth] = {}

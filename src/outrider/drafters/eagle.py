@@ -5,7 +5,7 @@ Source: Li, Wei, Zhang, Zhang 2024 (arXiv 2401.15077).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 from outrider.drafters._feature_drafter import FeatureDrafter, feature_drafter
@@ -37,7 +37,8 @@ class Eagle(TreeOptions):
     @property
     def shape(self) -> StaticTree:
         """The tree's."""
-        return StaticTree.likeliest([_CHANCES[: self.topk]] * self.num_steps, self.most_nodes - 1)
+        shape = StaticTree.likeliest([_CHANCES[: self.topk]] * self.num_steps, self.most_nodes - 1)
+        return replace(shape, least=self.min_survival)
 
     def build(self, bench: Workbench) -> FeatureDrafter:
         """See :class:`outrider.drafters.base.DrafterConfig`."""

@@ -53,6 +53,14 @@ class LookupModel:
     num_draft_tokens: int = option(
         16, "Most looked-up tokens per round.", low=0, high=1024, flag="speculative-num-draft-tokens"
     )
+    min_survival: float = option(
+        0.2,
+        "Least estimated chance that a draft and all before it are accepted; what has less is neither verified nor "
+        "drafted on.  0 verifies all, as pays where a row costs nothing.  Ratio rules may not look at what was drawn.",
+        low=0.0,
+        high=1.0,
+        flag="speculative-min-survival",
+    )
     min_match: int = option(
         4, "Shortest match that goes before the model.", low=1, high=1024, flag="speculative-lookup-min-match"
     )
@@ -92,7 +100,7 @@ class LookupModel:
 
     def _wished(self, then: Any) -> DrafterConfig:
         """A method with the options it shares with this one."""
-        wishes = {"num_steps": self.num_steps, "topk": self.topk}
+        wishes = {"num_steps": self.num_steps, "topk": self.topk, "min_survival": self.min_survival}
         own = {item.name for item in fields(then)}
         if self.topk > 1 and "topk" not in own:
             raise ConfigError(f"lookup_model: {self.model} holds a head that drafts chains alone; leave topk at 1")
