@@ -71,7 +71,7 @@ NAME_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz "
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("config", [DraftModel(model="bad"), Ngram(min_match=1, num_draft_tokens=4)])
 def test_thirty_requests_for_json_get_json(config: DrafterConfig, temperature: float) -> None:
-    """Their drafts are prose, nearly all of it forbidden."""
+    """N-grams of the prompt are prose, nearly all of it forbidden; a draft model is asked under the same grammar."""
     target = tiny_model(0, SIZE)
     prompts = [byte_tokenizer().encode(f"the hat of number {n} is a hat, the hat is the hat") for n in range(30)]
     wishes = [

@@ -403,7 +403,8 @@ def test_a_sliding_window_forgets_rejected_drafts(config: DraftModel) -> None:
     llm = LLM.from_model(target, speculation=config, draft_models={"d": tiny_model(1)})
     done = llm.generate(prompt, params)[0]
     assert done.token_ids == plain.token_ids
-    assert done.speculation.acceptance_rate < 0.5 < sum(done.speculation.drafted)
+    assert sum(done.speculation.drafted) > 100
+    assert done.speculation.acceptance_rate < 0.5
     assert_clean(llm)
 
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -193,7 +194,9 @@ def test_two_processes_answer_once_and_train_one_head(place: Path, capsys: pytes
     words += ["--heads", "2", "--data-folder", str(place / "shared"), "--output", str(place / "together"), "--json"]
     path = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     started = [
-        subprocess.Popen([sys.executable, "-m", "outrider", *words], env=os.environ | path | variables, stdout=-1)
+        subprocess.Popen(
+            [sys.executable, "-m", "outrider", *words], env=os.environ | path | variables, stdout=subprocess.PIPE
+        )
         for variables in environments(2)
     ]
     first, second = (process.communicate(timeout=240)[0].decode() for process in started)
@@ -206,6 +209,15 @@ def test_two_processes_answer_once_and_train_one_head(place: Path, capsys: pytes
     alone, together = (load_file(place / name / "model.safetensors") for name in ("alone", "together"))
     for name, weight in alone.items():
         torch.testing.assert_close(together[name], weight, rtol=1e-3, atol=1e-5)
+
+
+def test_several_processes_that_would_answer_the_same_prompts_are_refused(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.train.workers.workers", lambda: SimpleNamespace(rank=0, count=4))
+    code, _, err = trained(place, capsys, "medusa", "--online")
+    assert code == 2
+    assert "each of 4 processes would answer every prompt; leave out --online" in err
 
 
 def test_what_cannot_be_trained_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -283,7 +283,7 @@ def test_a_pass_gives_each_request_the_laws_its_sampler_gives(wish: dict[str, An
     tree, generator = TreeBuilder(0).chain([1, 2]).build(), torch.Generator().manual_seed(2)
     logits = torch.randn(7, vocabulary + 5, generator=generator)
     logits[4] = math.nan
-    one, other = (request_sampler(vocabulary, **{"temperature": 1.0} | wish, n=n) for n in (1, 2))
+    one, other = (request_sampler(vocabulary, **{"temperature": heat} | wish) for heat in (1.0, 1.3))
     rows = rows_of(logits, vocabulary, [(0, tree, one, 3), (3, tree, other, 3)])
     for first, sampler, found in ((0, one, rows[0]), (3, other, rows[1])):
         for node in (0, 2):

@@ -168,7 +168,7 @@ class RecordedEngine(Engine):
             prompt_length=request.prompt_length,
             end_ids=(),
         )
-        sampler.laws = self._laws
+        sampler.laws, sampler.temperature_alone = self._laws, None
         request.sampler = sampler
         return request
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, cast, get_type_hints
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -18,6 +18,9 @@ from outrider.train.recipes.base import Recipe, recipe_class, trainable
 from outrider.train.regenerate import AnswerConfig
 from outrider.train.settings import Settings
 from outrider.train.synthesise import SynthesisConfig
+
+if TYPE_CHECKING:
+    from outrider.train.workers import Workers
 
 T = TypeVar("T")
 
@@ -144,12 +147,11 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     from outrider.train.gather import Source, gather, hidden_rows
     from outrider.train.run import train as run
     from outrider.train.start import check_start
-    from outrider.train.workers import workers
 
     recipe: Recipe = flags.of(recipe_class(method).method)
     flags.check_used(recipe.method)
     settings, sizes = flags.of("settings"), flags.of("data")
-    working = workers()
+    working = _together(online=online)
     console = output.screen() if working.rank == 0 else Console(quiet=True)
     name, making = find(model)[1], {"synthesis": flags.of("synthesis"), "answers": flags.of("answers")}
     place = data_folder or output_folder / "data"
@@ -157,7 +159,8 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     llm = LLM(model, speculation="none", backend=backend)
     check_start(recipe, settings.start_from, output_folder, llm.engine.target)
     with working.first_alone():
-        gather(llm, source, console, hidden_rows(llm, recipe, source, sizes))
+        if working.rank == 0:
+            gather(llm, source, console, hidden_rows(llm, recipe, source, sizes))
     trained = run(llm, recipe, source, output_folder, target_name=name, data=sizes, settings=settings, console=console)
     if working.rank:
         return 0
@@ -166,3 +169,19 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
         apart = {name: {"length": one.accepted_length, "rates": one.rates} for name, one in trained.apart.items()}
         output.write_json({"training": trained.findings.summary(), "apart": apart, "bought": comparison})
     return 0
+
+
+def _together(*, online: bool) -> Workers:
+    """The processes that train.
+
+    Raises:
+        ConfigError: several would answer the same prompts while they train.
+    """
+    from outrider.train.workers import workers
+
+    working = workers()
+    if online and working.count > 1:
+        raise ConfigError(
+            f"each of {working.count} processes would answer every prompt; leave out --online, or train in one process"
+        )
+    return working

@@ -31,8 +31,8 @@ class TreeShape(Protocol):
         ...
 
     @property
-    def least(self) -> float:
-        """Least chance of being accepted that is worth a row, where draws may be looked at."""
+    def min_survival(self) -> float:
+        """Least chance of being accepted that is worth a row; at most 1, which every draw has that none may look at."""
         ...
 
     def width(self, ranks: Ranks, causal: bool) -> int:
@@ -50,7 +50,7 @@ class DynamicTree:
     """The likeliest nodes of each level get ``topk`` children each."""
 
     topk: int
-    least: float = 0.0
+    min_survival: float = 0.0
     """See :class:`TreeShape`."""
 
     @property
@@ -69,7 +69,7 @@ class StaticTree:
 
     nodes: tuple[Ranks, ...]
     """Every drafted node."""
-    least: float = 0.0
+    min_survival: float = 0.0
     """See :class:`TreeShape`."""
 
     @property
@@ -226,6 +226,8 @@ class Growth:
                 if causal and len(builder) >= self._nodes:
                     break
                 share = 1.0 if causal else probability
+                if builder.survival[node] * share < self._shape.min_survival:
+                    break  # and so are all that follow
                 level.add(builder.add(node, token, survival=share, source=source, q=q, removed=removed))
                 if len(builder) > len(self._ranks):
                     self._ranks.append((*self._ranks[node], rank))
@@ -233,18 +235,15 @@ class Growth:
 
     def _worth_expanding(self, level: set[int], causal: bool) -> list[int]:
         beam = None if causal else self._shape.beam
-        survival = self._builder.survival  # 1 where draws may not be looked at
-        best = sorted(level, key=lambda node: (-survival[node], node))[:beam]
-        likely = (node for node in best if survival[node] >= self._shape.least)
-        return sorted(node for node in likely if self._shape.width(self._ranks[node], causal))
+        best = sorted(level, key=lambda node: (-self._builder.survival[node], node))[:beam]
+        return sorted(node for node in best if self._shape.width(self._ranks[node], causal))
 
     def finish(self) -> TokenTree:
-        """The tree, cut to its most promising nodes where it outgrew its budget or some are not worth a row."""
+        """The tree, cut to its most promising nodes where it outgrew its budget."""
         tree = self._builder.build()
-        worth = [node for node, survival in enumerate(tree.survival) if survival >= self._shape.least]
-        if len(worth) == len(tree) <= self._nodes:
+        if len(tree) <= self._nodes:
             return tree
-        best = heapq.nsmallest(self._nodes, worth, key=lambda node: (-tree.survival[node], node))
+        best = heapq.nsmallest(self._nodes, range(len(tree)), key=lambda node: (-tree.survival[node], node))
         return tree.subtree(sorted(best))
 
     def rows_of(self, tokens: Sequence[int]) -> list[int]:

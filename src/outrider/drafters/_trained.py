@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from outrider.drafters.base import Needs, Workbench, check_options, config_class, methods, option
+from outrider.drafters.base import (
+    Needs,
+    Workbench,
+    check_options,
+    config_class,
+    methods,
+    option,
+    survival_option,
+)
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import kind_of
 from outrider.kv.pool import PagedCache
@@ -79,14 +87,7 @@ class TreeOptions:
         high=1024,
         flag="speculative-num-draft-tokens",
     )
-    min_survival: float = option(
-        0.2,
-        "Least estimated chance that a draft and all before it are accepted; what has less is neither verified nor "
-        "drafted on.  0 verifies all, as pays where a row costs nothing.  Ratio rules may not look at what was drawn.",
-        low=0.0,
-        high=1.0,
-        flag="speculative-min-survival",
-    )
+    min_survival: float = survival_option(0.2)
 
     def __post_init__(self) -> None:
         """Refuse values out of bounds."""

@@ -281,6 +281,18 @@ def option(default: Any, help: str, *, low: float = 0, high: float | None = None
     return field(default=default, metadata={"help": help, "low": low, "high": high, "flag": flag})
 
 
+def survival_option(default: float, what: str = "a draft") -> Any:
+    """The field of how likely a draft must be."""
+    return option(
+        default,
+        f"Least estimated chance that {what} and all before it are accepted; what has less is neither verified nor "
+        "drafted on.  0 verifies all, as pays where a row costs nothing.  Ratio rules may not look at what was drawn.",
+        low=0.0,
+        high=1.0,
+        flag="speculative-min-survival",
+    )
+
+
 def check_options(config: Any) -> None:
     """Refuse a config with a number out of its bounds.
 

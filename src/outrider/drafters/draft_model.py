@@ -22,6 +22,7 @@ from outrider.drafters.base import (
     check_options,
     option,
     register,
+    survival_option,
 )
 from outrider.errors import ConfigError
 from outrider.kv.pool import PagedCache
@@ -51,14 +52,7 @@ class DraftModel:
         high=1024,
         flag="speculative-num-draft-tokens",
     )
-    min_survival: float = option(
-        0.0,
-        "Least estimated chance that a draft and all before it are accepted; what has less is neither verified nor "
-        "drafted on.  0 verifies all, as pays where a row costs nothing.  Ratio rules may not look at what was drawn.",
-        low=0.0,
-        high=1.0,
-        flag="speculative-min-survival",
-    )
+    min_survival: float = survival_option(0.0)
 
     def __post_init__(self) -> None:
         """Refuse values out of bounds."""

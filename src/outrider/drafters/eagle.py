@@ -38,7 +38,7 @@ class Eagle(TreeOptions):
     def shape(self) -> StaticTree:
         """The tree's."""
         shape = StaticTree.likeliest([_CHANCES[: self.topk]] * self.num_steps, self.most_nodes - 1)
-        return replace(shape, least=self.min_survival)
+        return replace(shape, min_survival=self.min_survival)
 
     def build(self, bench: Workbench) -> FeatureDrafter:
         """See :class:`outrider.drafters.base.DrafterConfig`."""

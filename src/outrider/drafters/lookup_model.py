@@ -22,6 +22,7 @@ from outrider.drafters.base import (
     check_options,
     option,
     register,
+    survival_option,
 )
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.suffix import Suffix
@@ -53,14 +54,7 @@ class LookupModel:
     num_draft_tokens: int = option(
         16, "Most looked-up tokens per round.", low=0, high=1024, flag="speculative-num-draft-tokens"
     )
-    min_survival: float = option(
-        0.2,
-        "Least estimated chance that a draft and all before it are accepted; what has less is neither verified nor "
-        "drafted on.  0 verifies all, as pays where a row costs nothing.  Ratio rules may not look at what was drawn.",
-        low=0.0,
-        high=1.0,
-        flag="speculative-min-survival",
-    )
+    min_survival: float = survival_option(0.2, "a draft of the model or head, which must draft token by token,")
     min_match: int = option(
         4, "Shortest match that goes before the model.", low=1, high=1024, flag="speculative-lookup-min-match"
     )

@@ -48,7 +48,7 @@ class Medusa(TreeOptions):
         levels = [chances[min(depth, len(chances) - 1)][: self.topk] for depth in range(self.num_steps)]
         possible = [[max(chance, 1e-6) for chance in level] for level in levels]
         shape = StaticTree.likeliest(possible, self.most_nodes - 1) if possible else StaticTree(())
-        return replace(shape, least=self.min_survival)
+        return replace(shape, min_survival=self.min_survival)
 
     def build(self, bench: Workbench) -> ParallelDrafter:
         """See :class:`outrider.drafters.base.DrafterConfig`."""

@@ -36,7 +36,7 @@ KEEP_ALL: Final = Truncation()
 
 
 def softmax(scaled: torch.Tensor) -> Laws:
-    """The law of every row; see :func:`hopeless` for rows that have none.
+    """The law of every row; see :func:`undefined` for rows that have none.
 
     Args:
         scaled: float32 [rows, vocabulary], logits divided by the temperature; minus infinity marks a banned token.
@@ -45,7 +45,7 @@ def softmax(scaled: torch.Tensor) -> Laws:
     return laws
 
 
-def hopeless(law: Law) -> bool:
+def undefined(law: Law) -> bool:
     """Whether the row it was made of holds NaN or infinity or bans every token: it is NaN then, from end to end."""
     return math.isnan(law[0])
 

@@ -14,7 +14,6 @@ The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy
 from __future__ import annotations
 
 import enum
-import math
 from typing import Final
 
 import torch
@@ -112,11 +111,6 @@ def gumbel_from_words(words: torch.Tensor) -> torch.Tensor:
     return -torch.log(exponential)
 
 
-def _gumbel(word: int) -> float:
-    """The same of one word, in plain numbers."""
-    return -math.log(-math.log1p(-(word + 0.5) * 2.0**-32))
-
-
 def gumbel(seed: int, token_ids: torch.Tensor, words: tuple[int, int, int]) -> torch.Tensor:
     """Gumbel noise of given token ids; token ``t`` reads word ``t % 4`` of block ``t // 4``.
 
@@ -141,7 +135,7 @@ def gumbel_range(seed: int, count: int, words: tuple[int, int, int], device: tor
     blocks = (count + 3) >> 2
     if blocks <= _FEW_BLOCKS:  # plain integers are faster than a hundred tensor operations on next to nothing
         words_of = [word for block in range(blocks) for word in philox_words(seed, (block, *words))]
-        return torch.tensor([_gumbel(word) for word in words_of[:count]], dtype=torch.float64, device=device)
+        return gumbel_from_words(torch.tensor(words_of[:count], dtype=torch.int64, device=device))
     first = torch.arange(blocks, dtype=torch.int64, device=device)
     return gumbel_from_words(philox_blocks(seed, first, words).reshape(-1)[:count])
 

@@ -15,7 +15,7 @@ import torch
 from outrider.errors import RequestError
 from outrider.law import Laws
 from outrider.sampling.best import ChoiceNoise, best_scores, check, survivors
-from outrider.sampling.distribution import KEEP_ALL, Truncation, hopeless, softmax
+from outrider.sampling.distribution import KEEP_ALL, Truncation, softmax, undefined
 from outrider.sampling.params import LogitsProcessor, SamplingParams
 
 _COMPARED: Final = 16
@@ -146,7 +146,7 @@ class RequestSampler:
         scaled = adjusted / self._temperature
         if not self.params.greedy and self._truncation.keeps_all:
             laws = softmax(scaled)
-            if any(map(hopeless, laws)):
+            if any(map(undefined, laws)):
                 check(scaled)
             return laws
         check(scaled)

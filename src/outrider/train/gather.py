@@ -121,7 +121,7 @@ def gather(llm: LLM, source: Source, console: Console, rows: HiddenRows) -> None
             or none of the prompts is kept to judge by.
     """
     source.folder.mkdir(parents=True, exist_ok=True)
-    shown = console.is_terminal
+    shown = console.is_terminal and not console.quiet
     own = source.folder / PROMPTS
     if source.synthesised and not own.exists():
         made, dropped = synthesise(llm, source.synthesised, source.synthesis, progress=shown)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from functools import cache
 from typing import Any, Final, Protocol
@@ -13,7 +14,7 @@ import torch
 from outrider.errors import ConfigError
 
 _PATIENCE: Final = timedelta(days=7)
-"""How long processes wait for the first one, which answers prompts alone."""
+"""How long processes wait for one another, since the first one answers prompts alone."""
 
 
 class Workers(Protocol):
@@ -71,10 +72,16 @@ class Together:
         summed: torch.Tensor = self._accelerator.reduce(values, reduction="sum")
         return summed
 
-    def first_alone(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def first_alone(self) -> Iterator[None]:
         """See :class:`Workers`."""
-        block: AbstractContextManager[None] = self._accelerator.main_process_first()
-        return block
+        if self.rank:
+            self.meet()
+        try:
+            yield
+        finally:  # the others must not wait for one that has failed: they fail for want of what it was to leave
+            if self.rank == 0:
+                self.meet()
 
     def meet(self) -> None:
         """See :class:`Workers`."""
@@ -87,7 +94,7 @@ def workers(device: torch.device | None = None) -> Workers:
     Several take a device each when this is first called, so call it before a model is loaded.
 
     Args:
-        device: where one process alone trains; None is the CPU.
+        device: where one process alone trains; None is the CPU.  Several train where accelerate puts each.
 
     Raises:
         ConfigError: several were started, but accelerate cannot be imported.

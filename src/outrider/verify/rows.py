@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import torch
 
 from outrider.errors import NumericsError
 from outrider.law import Law, Laws
 from outrider.sampling.best import check
-from outrider.sampling.distribution import hopeless, softmax
+from outrider.sampling.distribution import softmax, undefined
 from outrider.sampling.noise import Purpose
 from outrider.sampling.sampler import RequestSampler
 from outrider.tree import TokenTree
 from outrider.verify.base import Dice, KeyedDice
 
-_TOGETHER = 1 << 16
-"""Numbers of a pass's laws that are computed at once: enough for narrow rows to share a call, no two wide ones."""
+_TOGETHER: Final = 1 << 16
+"""Numbers of a pass's laws that are computed at once: narrow rows share a call, and of wide ones each has its own."""
 _Answer = TypeVar("_Answer")
 
 
@@ -87,7 +87,7 @@ class SharedLaws:
         if part not in self._known:
             self._known[part] = softmax(self._scaled(part * self._together, self._together))
         law: Law = self._known[part][place]
-        if hopeless(law):
+        if undefined(law):
             check(self._scaled(row, 1))
         return law
 
