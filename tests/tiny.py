@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any, TypeVar
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig
 
 from outrider.target.hf import ATTENTION, HFModel
 from outrider.target.native import NativeModel
 from outrider.target.native_weights import Quantization, RequantizedWeights, TensorWeights
 
 VOCABULARY = 64
+Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 @lru_cache
@@ -19,20 +21,27 @@ def tiny_module(
     seed: int = 0, vocabulary: int = VOCABULARY, attention: str = ATTENTION, head_dim: int = 8
 ) -> LlamaForCausalLM:
     """A two-layer Llama whose logits spread enough for argmax to mean something."""
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=head_dim,
-        max_position_embeddings=512,
-        attn_implementation=attention,
-    )
+    sizes = SIZES | {"vocab_size": vocabulary, "head_dim": head_dim}
+    return seeded(LlamaForCausalLM, LlamaConfig(**sizes, attn_implementation=attention), seed)
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+}
+
+
+def seeded(kind: type[Module], config: PretrainedConfig, seed: int) -> Module:
+    """A model of a class whose matrices are drawn wide enough to prefer some tokens."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        module = LlamaForCausalLM(config).eval().requires_grad_(False)
+        module = kind(config).eval().requires_grad_(False)
         for parameter in module.parameters():
             if parameter.ndim == 2:
                 parameter.data.normal_(0.0, 0.25)

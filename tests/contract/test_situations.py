@@ -12,7 +12,7 @@ import torch
 from byte_text import SIZE, byte_tokenizer
 from oracles import Scripted, empty
 from table_model import TableModel
-from tiny import VOCABULARY, tiny_model
+from tiny import SIZES, seeded, tiny_model
 from transformers import MistralConfig, MistralForCausalLM
 
 from contract.cases import BACKENDS, PROMPTS, by_id, configs, is_exact, make
@@ -410,27 +410,9 @@ def test_a_sliding_window_forgets_rejected_drafts(config: DraftModel) -> None:
 
 def windowed(window: int, attention: str) -> MistralForCausalLM:
     """A tiny model that sees so many rows back."""
-    config = MistralConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=512,
-        sliding_window=window,
-        bos_token_id=None,
-        eos_token_id=None,
-        attn_implementation=attention,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        module = MistralForCausalLM(config).eval().requires_grad_(False)
-        for parameter in module.parameters():
-            if parameter.ndim == 2:
-                parameter.data.normal_(0.0, 0.25)
-    return module
+    ends = {"bos_token_id": None, "eos_token_id": None}
+    config = MistralConfig(**SIZES, **ends, sliding_window=window, attn_implementation=attention)
+    return seeded(MistralForCausalLM, config, seed=5)
 
 
 def test_a_drafter_that_reads_layers_the_target_has_not_is_refused_at_once() -> None:

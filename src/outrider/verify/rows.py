@@ -17,7 +17,7 @@ from outrider.sampling.sampler import RequestSampler
 from outrider.tree import TokenTree
 from outrider.verify.base import Dice, KeyedDice
 
-_TOGETHER: Final = 1 << 16
+_TOGETHER: Final = 1 << 15
 """Numbers of a pass's laws that are computed at once: narrow rows share a call, and of wide ones each has its own."""
 _Answer = TypeVar("_Answer")
 
