@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -28,6 +29,9 @@ class DetokenizerStream(Protocol):
 
     def finish(self) -> str:
         """Return what a cut character at the end decodes to (U+FFFD), or ""."""
+
+    def fork(self) -> "DetokenizerStream":
+        """Return another stream that goes on from here."""
 
 
 @dataclass(frozen=True)
@@ -179,13 +183,18 @@ class _ByteStream:
     def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
         self._token_bytes = tokenizer.token_bytes
         self._skipped = skipped
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder: codecs.IncrementalDecoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         return "" if token_id in self._skipped else self._decoder.decode(self._token_bytes(token_id))
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
+
+    def fork(self) -> "_ByteStream":
+        twin = copy(self)
+        twin._decoder = _fork(self._decoder)
+        return twin
 
 
 class _WindowStream:
@@ -196,7 +205,8 @@ class _WindowStream:
         self._skipped = skipped
         self._printed: list[int] = []
         self._pending: list[int] = []
-        self._character = codecs.getincrementaldecoder("utf-8")()  # the bytes of the character being spelled
+        self._character: codecs.IncrementalDecoder = codecs.getincrementaldecoder("utf-8")()
+        """Has seen the bytes of the character that is being spelled."""
 
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:
@@ -219,6 +229,18 @@ class _WindowStream:
         except UnicodeDecodeError:
             self._character.reset()
         return bool(self._character.getstate()[0])
+
+    def fork(self) -> "_WindowStream":
+        twin = copy(self)
+        twin._pending, twin._character = self._pending.copy(), _fork(self._character)
+        return twin
+
+
+def _fork(decoder: codecs.IncrementalDecoder) -> codecs.IncrementalDecoder:
+    """Make another decoder that has seen the same bytes."""
+    twin = codecs.getincrementaldecoder("utf-8")(decoder.errors)
+    twin.setstate(decoder.getstate())
+    return twin
 
 
 def _decoder_names(backend: tokenizers.Tokenizer) -> set[str]:
