@@ -85,8 +85,8 @@ class TestPrompts:
     def test_rows_and_form(self, prompts: Path) -> None:
         rows = read_prompts(prompts, "6>i>=4", None)
         assert [row.number for row in rows] == [4, 5]
-        assert rows[0].text == ROWS[4]["turns"][0]
-        assert rows[1].text == COMPLETE_CODE + "def f(x):\n"
+        assert rows[0].messages == (("user", ROWS[4]["turns"][0]),)
+        assert rows[1].messages == (("user", COMPLETE_CODE + "def f(x):\n"),)
         assert COMPLETE_CODE == "Complete this Python function, answer with code only:\n"
         assert [row.id for row in read_prompts(prompts, None, 2)] == ["row-0", "row-1"]
 
@@ -94,7 +94,7 @@ class TestPrompts:
     def test_a_bad_row_is_named(self, tmp_path: Path, line: str) -> None:
         path = tmp_path / "bad.jsonl"
         path.write_text(json.dumps(ROWS[0]) + "\n" + line)
-        with pytest.raises(ConfigError, match="row 1"):
+        with pytest.raises(ConfigError, match="line 2"):
             read_prompts(path, None, None)
 
     def test_nothing_left_is_told(self, prompts: Path) -> None:

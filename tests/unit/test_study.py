@@ -19,7 +19,7 @@ from tiny import VOCABULARY, tiny_model, tiny_module
 from tiny_folder import make_folder
 from tiny_heads import tiny_head
 
-from outrider.bench.prompts import Prompt, Row
+from outrider.bench.prompts import Encoded
 from outrider.bench.runner import Arm, Models, Sample, Setting
 from outrider.cli import main
 from outrider.cli.drafts import draft_arms, read_draft
@@ -30,6 +30,7 @@ from outrider.errors import ConfigError
 from outrider.heads.checkpoint import write_head
 from outrider.heads.runner import ready
 from outrider.metrics import PhaseSeconds, SpeculationStats
+from outrider.prompts import Prompt
 from outrider.study.plot import picture
 from outrider.study.quality import Quality, no_quality, quality
 from outrider.study.ranks import chance, kendall, ranks, spearman
@@ -73,11 +74,11 @@ class TestRanks:
 
 
 def answer(prompt: Sequence[int], tokens: Sequence[int]) -> Sample:
-    row = Row(0, "row", "words", "text")
+    row = Prompt(0, "row", "words", text="text")
     plain = Arm("plain", by_id("none"), make_verifier("coupled"), plain=True)
     stats_, seconds = SpeculationStats(), PhaseSeconds()
     return Sample(
-        Prompt(row, tuple(prompt)), Setting(0, 1), plain, 0, 0, tuple(tokens), "length", stats_, seconds, 0.0, 1.0
+        Encoded(row, tuple(prompt)), Setting(0, 1), plain, 0, 0, tuple(tokens), "length", stats_, seconds, 0.0, 1.0
     )
 
 
