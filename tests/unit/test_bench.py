@@ -295,7 +295,7 @@ class TestBench:
         assert main([str(part) for part in ("bench", *flags, "--html", page_file)]) == 0
         captured = capsys.readouterr()
         assert json.loads(captured.out.splitlines()[-1])["schema_version"] == SCHEMA_VERSION
-        assert "Speed and acceptance" in captured.err
+        assert "Speed, rule: coupled" in captured.err
         assert page_file.read_text().startswith("<!doctype html>")
 
     @pytest.mark.parametrize(
