@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +18,14 @@ from tiny_folder import make_folder
 from outrider import tie
 from outrider.bench import runner
 from outrider.bench.equality import first_difference
-from outrider.bench.machine import bytes_per_token, facts, parameter_bytes
+from outrider.bench.machine import bytes_per_token, commit, facts, parameter_bytes
 from outrider.bench.page import page
 from outrider.bench.prompts import COMPLETE_CODE, read_prompts
 from outrider.bench.report import SCHEMA_VERSION
 from outrider.bench.runner import Setting, grid
 from outrider.cli import main
 from outrider.errors import ConfigError
+from outrider.kernels.native import cpu
 from outrider.target.native import NativeModel
 from outrider.tree import TokenTree
 from outrider.verify import registered
@@ -127,8 +132,46 @@ def test_bytes_per_token_leaves_out_a_table_that_is_only_looked_up_in() -> None:
 
 def test_machine_facts() -> None:
     machine = facts()
+    assert abs(datetime.now(timezone.utc) - datetime.fromisoformat(machine["date"])) < timedelta(minutes=1)
+    assert machine["commit"] is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", machine["commit"])
+    assert machine["cpu"]
     assert machine["threads"] >= 1
     assert machine["versions"]["torch"] == torch.__version__.split("+")[0] or machine["versions"]["torch"]
+
+
+def test_a_commit_is_told_of_files_that_are_checked_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+        command = ("git", "-C", str(tmp_path), *who, *words)
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    file, other = tmp_path / "file.py", tmp_path / "installed.py"
+    for each in (file, other):
+        each.write_text("one")
+    assert commit(file) is None, "no checkout"
+    git("init")
+    git("add", file.name)
+    git("commit", "-m", "one")
+    assert commit(file) == git("rev-parse", "HEAD")
+    assert commit(other) is None, "it lies inside of a checkout that knows nothing of it"
+    git("tag", "-a", "v1", "-m", "one")
+    file.write_text("two")
+    assert commit(file) == git("rev-parse", "HEAD") + "-dirty"
+    monkeypatch.setenv("PATH", "")
+    assert commit(file) is None, "no git"
+
+
+@pytest.mark.skipif(cpu is None, reason="this installation has no kernels")
+def test_the_cost_of_kernels_tells_where_and_when(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.bench.kernels._READ_BYTES", 2**16)
+    assert main(["bench", "kernels", "--no-kernels", "--repeat", "1", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"date", "commit", "cpu", "versions"} <= set(result["machine"])
 
 
 def accept_everything(self: object, tree: TokenTree, rows: Rows) -> Verdict:
@@ -163,6 +206,7 @@ class TestBench:
         assert result["ceiling"]["share_reached"] > 0
         assert result["model"]["dtype"] == NativeModel.precision
         assert result["model"]["file_bytes"] > 0
+        assert {"date", "commit", "cpu", "versions"} <= set(result["machine"])
         for entry in result["results"]:
             self.check_entry(entry)
 
