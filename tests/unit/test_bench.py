@@ -230,6 +230,17 @@ class TestBench:
             low, high = entry["speedup_interval"]
             assert low <= entry["speedup"] <= high or entry["prompts"] < 4
 
+    @pytest.mark.parametrize("command", [("bench",), ("study", "--draft", "ngram")])
+    def test_without_a_file_it_asks_the_built_in_prompts(
+        self, command: tuple[str, ...], folder: Path, tmp_path: Path
+    ) -> None:
+        out = tmp_path / "out.json"
+        short = ("--model", str(folder), "--select", "i%6==1", "--limit", "2", "--max-tokens", "4", "--json", str(out))
+        assert main([*command, *short]) == 0
+        result = json.loads(out.read_text())
+        assert (result["workload"]["file"], result["workload"]["prompts"]) == ("built-in prompts", 2)
+        assert {sample["id"] for sample in result["samples"]} == {"chat-1", "chat-2"}
+
     def test_runs_are_paired_interleaved_and_shuffled(self, bench: Bench) -> None:
         samples = bench("--algorithms", "ngram,suffix", "--temperature", "1", "--repeat", 2)["samples"]
         orders = set()
