@@ -214,6 +214,11 @@ class Workbench:
         from outrider.heads.checkpoint import read_head
 
         found = self.heads.get(path) or read_head(path)
+        if 0 < found.target.vocabulary < self.vocabulary:
+            raise ConfigError(
+                f"{found.name} was made for a target of {found.target.vocabulary} tokens, and this one has "
+                f"{self.vocabulary}"
+            )
         return found.fitted(self.target)
 
 
