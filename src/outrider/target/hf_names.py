@@ -1,4 +1,4 @@
-"""Every name that transformers may rename, in this one file and its neighbour :mod:`outrider.target.hf_ends`.
+"""Every name that transformers may rename, in this file and its neighbours, whose names begin with ``hf_`` as well.
 
 Written against transformers 5.24: the model call, the attention interface, and where a model keeps what we read.
 """
@@ -20,7 +20,6 @@ from transformers import (
     AttentionInterface,
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedModel,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -372,21 +371,6 @@ def _no_progress_bar() -> Iterator[None]:
     finally:
         if shown:
             hf_logging.enable_progress_bar()
-
-
-def load_folder_tokenizer(folder: Path) -> tuple[Any, int | None, int | None, str | None]:
-    """Load a folder's tokenizer.
-
-    Returns:
-        The `tokenizers.Tokenizer` (None where the model has only a Python one), the ids of the beginning and
-        end of sequence, and the chat template.
-    """
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
-    return backend, tokenizer.bos_token_id, tokenizer.eos_token_id, template
 
 
 def context_length(config: Any) -> int | None:

@@ -13,18 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from outrider.errors import ModelError
+from outrider.errors import ModelError, one_line
 from outrider.kernels.native import cpu
 from outrider.kv.pool import PagedCache
 from outrider.target import hf_names
 from outrider.target.base import TargetOutput, check_layers
-from outrider.target.loading import ModelFiles, one_line
+from outrider.target.loading import ModelFiles
 from outrider.target.native_pass import half_store, row_bytes, shares
 from outrider.target.native_plan import Plan, reason_against
 from outrider.target.native_weights import (
     Bytes,
     GGUFWeights,
-    MappedTensors,
     Quantization,
     RequantizedWeights,
     StoredMatrix,
@@ -33,6 +32,7 @@ from outrider.target.native_weights import (
     pack_all,
 )
 from outrider.target.packed_cache import PackedEntry
+from outrider.target.weight_files import MappedTensors
 from outrider.tree import TreeBatch
 
 

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import enum
 import mmap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
-from safetensors import safe_open
 
 from outrider.errors import ConfigError, ModelError
 from outrider.kernels.native import cpu
 from outrider.target.dequantize import TENSOR_KINDS, dequantize
 from outrider.target.gguf import GGUFFile
 from outrider.target.gguf_config import ModelPlan, check_tensors
-from outrider.target.loading import one_line
 from outrider.target.packed_cache import LEAST_BYTES, PackedEntry
 
 ALIGNMENT: Final = 4096
@@ -142,37 +138,6 @@ class GGUFWeights:
         job = self._file.job(tensor, torch.float32, self._plan.row_orders.get(tensor.name))
         dequantize([job])
         return job.out.numpy()
-
-
-@contextmanager
-def _readable(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # the library's errors have no common base, and some are torch's
-        raise ModelError(f"{file.name}: cannot be read: {one_line(error)}") from error
-
-
-class MappedTensors(Mapping[str, torch.Tensor]):
-    """The tensors of safetensors files, read from the mapped file when they are asked for."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._homes: dict[str, Any] = {}
-        for file in files:
-            with _readable(file):
-                opened: Any = safe_open(file, framework="pt")
-            self._homes |= dict.fromkeys(opened.keys(), (file, opened))
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        file, opened = self._homes[name]
-        with _readable(file):
-            tensor: torch.Tensor = opened.get_tensor(name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._homes)
-
-    def __len__(self) -> int:
-        return len(self._homes)
 
 
 class TensorWeights:
