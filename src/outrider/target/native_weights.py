@@ -23,6 +23,8 @@ from outrider.target.gguf_config import ModelPlan, check_tensors
 from outrider.target.packed_cache import LEAST_BYTES, PackedEntry
 
 ALIGNMENT: Final = 4096
+_BODY: Final = "model."
+"""What parameters' names begin with but the output layer's."""
 _PLAIN_KINDS: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _KINDS: Final = {kind.name: kind for kind in TENSOR_KINDS.values()}
 Bytes = np.ndarray[Any, Any]
@@ -157,6 +159,10 @@ class TensorWeights:
         if absent:
             raise ModelError(f"{self._name}: its weights hold nothing for the model's {', '.join(absent[:3])}")
         for name, shape in due.items():
+            # transformers takes a name with or without the prefix, and of two the one that comes first
+            for other in {_BODY + name, name.removeprefix(_BODY)} - {name}:
+                if other in self._tensors:
+                    raise ModelError(f"{self._name}: its weights hold {name!r} twice, the other time as {other!r}")
             tensor = self._tensors[name]
             if tensor.dtype not in _PLAIN_KINDS:
                 raise ModelError(
