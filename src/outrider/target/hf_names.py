@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -291,9 +292,20 @@ def is_causal(config: Any) -> bool:
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(config, "is_encoder_decoder", False)
 
 
-def load_folder(folder: Path, config: Any, dtype: torch.dtype, attention: str) -> tuple[torch.nn.Module, list[str]]:
-    """Load a causal model from a folder of safetensors; also returns the parameters the files hold nothing for."""
-    with _no_progress_bar():
+@dataclass(frozen=True)
+class LoadedFolder:
+    """A causal model out of a folder of safetensors."""
+
+    module: torch.nn.Module
+    missing: list[str]
+    """Parameters that the files hold nothing for."""
+    unread: list[str]
+    """Tensors of the files that the model has no place for."""
+
+
+def load_folder(folder: Path, config: Any, dtype: torch.dtype, attention: str) -> LoadedFolder:
+    """Load a causal model; raises whatever transformers raises for one that it cannot load."""
+    with _quiet():
         module, report = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -302,17 +314,19 @@ def load_folder(folder: Path, config: Any, dtype: torch.dtype, attention: str) -
             local_files_only=True,
             output_loading_info=True,
         )
-    return module, sorted(report["missing_keys"])
+    return LoadedFolder(module, sorted(report["missing_keys"]), sorted(report["unexpected_keys"]))
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Keep the loader's bar off standard error, where only what the user must know belongs."""
-    shown = hf_logging.is_progress_bar_enabled()
+def _quiet() -> Iterator[None]:
+    """Keep the loader's bar and its tables off standard error, where only what the user must know belongs."""
+    shown, verbosity = hf_logging.is_progress_bar_enabled(), hf_logging.get_verbosity()
     hf_logging.disable_progress_bar()
+    hf_logging.set_verbosity_error()
     try:
         yield
     finally:
+        hf_logging.set_verbosity(verbosity)
         if shown:
             hf_logging.enable_progress_bar()
 

@@ -22,7 +22,7 @@ from outrider.target.gguf_config import ModelPlan, check_tensors, plan_model
 from outrider.target.gguf_tokenizer import build_tokenizer
 from outrider.target.hf_tokenizer import FolderTokenizer, load_folder_tokenizer
 from outrider.target.tokenizer import Tokenizer
-from outrider.target.weight_files import EMBEDDING, OUTPUT_LAYER, MappedTensors, equal_numbers, weight_files
+from outrider.target.weight_files import has_own_output_layer, tell_unread, weight_files
 
 HEAD_SUFFIX: Final = ".head"
 """Of the folder beside a model that holds a head trained for it."""
@@ -208,7 +208,7 @@ def _open_folder(path: Path, name: str) -> ModelFiles:
     files: tuple[Path, ...] = ()
     missing: ModelError | None = None
     try:
-        files = weight_files(path)
+        files = weight_files(path, name)
     except ModelError as error:
         missing = error  # what the model is comes before what it lacks
     _check_layers(path, name, files)
@@ -221,7 +221,8 @@ def _open_folder(path: Path, name: str) -> ModelFiles:
     hf_names.check_config(config)
     if missing is not None:
         raise missing
-    _believe_weights(config, files)
+    if getattr(config, "tie_word_embeddings", False) and has_own_output_layer(files):
+        config.tie_word_embeddings = False  # as in transformers, the weights are believed
     try:
         found = load_folder_tokenizer(path)
     except Exception as error:  # damaged tokenizer files raise their library's own errors
@@ -260,15 +261,6 @@ def _check_layers(path: Path, name: str, files: Sequence[Path]) -> None:
 def _count_tensors(file: Path) -> int:
     opened: Any = safe_open(file, framework="pt")
     return len(opened.keys())
-
-
-def _believe_weights(config: Any, files: Sequence[Path]) -> None:
-    """Untie an output layer that the configuration ties and the files hold with other numbers, as transformers does."""
-    if not getattr(config, "tie_word_embeddings", False):
-        return
-    tensors = MappedTensors(files)
-    if {EMBEDDING, OUTPUT_LAYER} <= tensors.keys():
-        config.tie_word_embeddings = equal_numbers(tensors[EMBEDDING], tensors[OUTPUT_LAYER])
 
 
 def _context_length(config: Any, name: str) -> int:
@@ -316,12 +308,13 @@ def _open_gguf(path: Path, name: str) -> ModelFiles:
 
 def _folder_module(files: ModelFiles, dtype: torch.dtype, attention: str) -> nn.Module:
     try:
-        module, missing = hf_names.load_folder(files.path, files.config, dtype, attention)
+        loaded = hf_names.load_folder(files.path, files.config, dtype, attention)
     except Exception as error:  # damaged weights raise their library's own errors
         raise ModelError(f"{files.name}: cannot be loaded: {one_line(error)}") from error
-    if missing:
-        raise ModelError(f"{files.name}: its weights hold nothing for the model's {', '.join(missing[:3])}")
-    return module
+    if loaded.missing:
+        raise ModelError(f"{files.name}: its weights hold nothing for the model's {', '.join(loaded.missing[:3])}")
+    tell_unread(files.name, loaded.unread)
+    return loaded.module
 
 
 def _gguf_module(files: ModelFiles, dtype: torch.dtype, attention: str) -> nn.Module:

@@ -21,10 +21,13 @@ from outrider.target.dequantize import TENSOR_KINDS, dequantize
 from outrider.target.gguf import GGUFFile
 from outrider.target.gguf_config import ModelPlan, check_tensors
 from outrider.target.packed_cache import LEAST_BYTES, PackedEntry
+from outrider.target.weight_files import OUTPUT_LAYER, tell_unread
 
 ALIGNMENT: Final = 4096
 _BODY: Final = "model."
 """What parameters' names begin with but the output layer's."""
+_COMPUTED: Final = "rotary_emb.inv_freq"
+"""Constants that older checkpoints hold, and every model computes."""
 _PLAIN_KINDS: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _KINDS: Final = {kind.name: kind for kind in TENSOR_KINDS.values()}
 Bytes = np.ndarray[Any, Any]
@@ -172,6 +175,8 @@ class TensorWeights:
                 raise ModelError(
                     f"{self._name}: {name!r} has the shape {list(tensor.shape)} where {list(shape)} is due"
                 )
+        unread = self._tensors.keys() - due.keys() - {OUTPUT_LAYER}  # an equal output layer is tied
+        tell_unread(self._name, sorted(name for name in unread if not name.endswith(_COMPUTED)))
 
     def matrix(self, name: str) -> StoredMatrix:
         """See :class:`WeightSource`."""
