@@ -114,6 +114,10 @@ def source_of(target: TargetModel) -> ModelFiles:
             f"no draft model can be cut out of {files.name}: its model type {files.config.model_type!r} is not among "
             f"{', '.join(FAMILIES)}"
         )
+    if absent := blueprint(files.config).shapes.keys() - set(parameters(files)):
+        raise ConfigError(
+            f"no draft model can be cut out of {files.name}: its weights hold nothing named {min(absent)!r}"
+        )
     return files
 
 
