@@ -24,6 +24,7 @@ from outrider.prompts import Prompt
 from outrider.sampling.params import SamplingParams
 from outrider.target.backends import load_model, resolve_dtype
 from outrider.target.loading import find
+from outrider.target.weight_files import weight_files
 from outrider.verify import make_verifier
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def _model_facts(request: Request, models: Models, dtype: torch.dtype) -> dict[s
 
 def _file_facts(model: str) -> dict[str, Any]:
     path, name = find(model)
-    files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix == ".safetensors"]
+    files = (path,) if path.is_file() else weight_files(path, name)
     return {"name": name, "file_bytes": sum(file.stat().st_size for file in files)}
 
 
