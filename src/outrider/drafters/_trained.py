@@ -21,7 +21,7 @@ from outrider.kv.pool import PagedCache
 from outrider.target.shipped import measured_options
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,9 @@ class ChainOptions:
     """The file of ``heads`` whose heads it runs."""
     automatic_rank: ClassVar[int] = 7
 
-    head: str = option("", "Folder of the trained head, or the name of one that comes along.", flag="speculative-draft-model-path")
+    head: str = option(
+        "", "Folder of the trained head, or name of one that comes along.", flag="speculative-draft-model-path"
+    )
     num_draft_tokens: int = option(
         7,
         "Most drafted tokens per round; a head has no more than it was trained for.",
@@ -72,7 +74,9 @@ class TreeOptions:
     """The file of ``heads`` whose heads it runs."""
     automatic_rank: ClassVar[int] = 7
 
-    head: str = option("", "Folder of the trained head, or the name of one that comes along.", flag="speculative-draft-model-path")
+    head: str = option(
+        "", "Folder of the trained head, or name of one that comes along.", flag="speculative-draft-model-path"
+    )
     num_steps: int = option(4, "Drafting depth: head steps per round.", low=0, high=64, flag="speculative-num-steps")
     topk: int = option(
         1,

@@ -1,9 +1,9 @@
 """Which model a file holds, whatever format and precision it is stored in.
 
-Vectors (norms, biases) are stored as they were trained by every quantisation, so that their digest tells one training
-from another.  Adapters that were merged into the matrices leave vectors alone; so a block of every matrix is compared as
-well.  A quantised block says between which bounds each weight lay before: a model of which more weights lie outside
-than rounding explains is another one.
+Every quantisation stores vectors (norms, biases) as they were trained, so that their digest tells one training from
+another.  Adapters that were merged into the matrices leave vectors alone, so a block of every matrix is compared as
+well.  A quantised block says between which bounds each weight lay before: a model is another one if more of its weights
+lie outside than rounding explains.
 """
 
 from __future__ import annotations
@@ -84,9 +84,7 @@ def read_identity(file: Path) -> Identity:
         with safe_open(file, framework="pt") as opened:
             told = opened.metadata() or {}
             vectors, matrices = (tuple(json.loads(told[key])) for key in ("vectors", "matrices"))
-            return Identity(
-                vectors, told["digest"], matrices, opened.get_tensor("blocks"), opened.get_tensor("steps")
-            )
+            return Identity(vectors, told["digest"], matrices, opened.get_tensor("blocks"), opened.get_tensor("steps"))
     except Exception as error:  # safetensors raises errors of its own, json and the lookups theirs
         raise ModelError(f"{file}: does not say which model it is of: {error}") from error
 

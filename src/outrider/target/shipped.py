@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from outrider.errors import ModelError
-from outrider.target.identity import is_same_model, read_identity
 
 GROUP: Final = "outrider.heads"
 MEASURED: Final = "measured.json"
@@ -73,6 +72,8 @@ class ShippedHead:
 
     def is_for(self, model: Path) -> bool:
         """Whether a folder or GGUF file surely holds the model it was made for."""
+        from outrider.target.identity import is_same_model, read_identity  # needs torch, which listing heads does not
+
         try:
             return is_same_model(model, read_identity(self.folder / TARGET))
         except ModelError as error:  # loading the model will say what is wrong with it
@@ -129,7 +130,7 @@ def _installed() -> Iterator[Path]:
     for entry in entry_points(group=GROUP):
         try:
             yield Path(entry.load()())
-        except Exception as error:  # code of another distribution
+        except Exception as error:  # noqa: BLE001 - code of another distribution
             _log.warning("the heads of %s cannot be found: %s", entry.dist and entry.dist.name, error)
 
 
