@@ -108,13 +108,17 @@ def conditions(bench: dict[str, Any]) -> Iterator[str]:
         yield f"{_NAMES.get(engine, engine)} ran {', '.join(f'`{arm}`' for arm in arms)}, {model}."
 
 
+def machine(bench: dict[str, Any]) -> str:
+    """The CPU a comparison ran on."""
+    return f"{bench['threads']} threads of an {bench['machine']['cpu']} ({bench['machine']['kernels']})"
+
+
 def summary(found: Sequence[dict[str, Any]], picture: str) -> str:
     """The comparison with another engine as a picture, and like for like in a table."""
     asked = found[0]
     head = (
-        f"{asked['target']}, greedy, {asked['max_tokens']} tokens, {asked['threads']} threads of an "
-        f"{asked['machine']['cpu']}; every engine on the same file, prompt by prompt in turns in one run. CPU figures "
-        "only: no GPU run exists yet."
+        f"{asked['target']}, greedy, {asked['max_tokens']} tokens, {' and '.join(dict.fromkeys(map(machine, found)))}; "
+        "every engine on the same file, prompt by prompt in turns in one run. CPU figures only: no GPU run exists yet."
     )
     shown = f"![Tokens per second of Outrider and other engines]({picture})"
     shared = set.intersection(*({arm["engine"] for arm in bench["arms"]} for bench in found)) - {OURS}
@@ -137,15 +141,16 @@ def speeds_picture(found: Sequence[dict[str, Any]]) -> str:
     asked = found[0]
     most = max(arm["tokens_per_s"] or 0 for bench in found for arm in bench["arms"])
     scale = Scale(nice_end(most), 200, 590)
-    drawing = Drawing(640, 76 + sum(62 + 22 * len(bench["arms"]) for bench in found), "tokens per second by engine")
+    drawing = Drawing(640, 72 + sum(78 + 22 * len(bench["arms"]) for bench in found), "tokens per second by engine")
     drawing.text(16, 26, "Tokens per second while decoding, prompt passes left out", "title")
-    machine = f"{asked['threads']} threads of an {asked['machine']['cpu']}, greedy, {asked['max_tokens']} tokens"
-    drawing.text(16, 46, f"{asked['target'].removesuffix('.gguf')}, {machine}", "soft")
-    drawing.text(16, 62, f"draft: with {asked['draft'].removesuffix('.gguf')} as draft model", "soft")
-    y = 76.0
+    target, draft = (asked[key].removesuffix(".gguf") for key in ("target", "draft"))
+    drawing.text(16, 46, f"{target}, greedy, {asked['max_tokens']} tokens", "soft")
+    drawing.text(16, 62, f"draft: with {draft} as draft model", "soft")
+    y = 72.0
     for bench in found:
         drawing.text(16, y + 22, f"{bench['prompts']['count']} prompts of {bench['prompts']['file']}", "title")
-        y += 36
+        drawing.text(16, y + 39, machine(bench), "soft")
+        y += 52
         for arm in sorted(bench["arms"], key=lambda arm: -(arm["tokens_per_s"] or 0)):
             speed, name = arm["tokens_per_s"] or 0, f"{_NAMES.get(arm['engine'], arm['engine'])} · {arm['arm']}"
             drawing.text(scale(0) - 8, y + 12, name, "label", "end")

@@ -20,6 +20,7 @@ from outrider.target.shipped import shipped_heads
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 COMMANDS: Final = (["--help"], ["info"])
+"""Those that need no torch."""
 NAMED: Final = "smollm2-135m-eagle3"
 
 
@@ -34,8 +35,8 @@ def main() -> None:
     check(heads.keys() == due, f"the heads {sorted(heads)} were found, {sorted(due)} were installed")
     check(all(folder.is_relative_to(packages) for folder in heads.values()), f"heads elsewhere: {heads}")
     check(len(entry_points(group="outrider.heads")) == 1, "the heads are announced more than once")
+    commands()
     if find_spec("torch") is not None:
-        commands()
         answers()
     sys.stdout.write(f"Python {sys.version.split()[0]}: installed, {cpu.kernel_name()}, {len(heads)} heads\n")
 
