@@ -128,7 +128,7 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
     entries = summarise(samples, arms, differences)
     result = {
         "schema_version": SCHEMA_VERSION,
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "model": _model_facts(request, models, dtype),
         "machine": machine.facts(),
         "workload": _workload_facts(request, workload, rows, chat=chat),

@@ -21,6 +21,7 @@ from outrider.target.gguf import GGUFFile, read_gguf
 from outrider.target.gguf_config import ModelPlan, check_tensors, plan_model
 from outrider.target.gguf_tokenizer import build_tokenizer
 from outrider.target.hf_tokenizer import FolderTokenizer, load_folder_tokenizer
+from outrider.target.shipped import paying_heads
 from outrider.target.tokenizer import Tokenizer
 from outrider.target.weight_files import has_own_output_layer, tell_unread, weight_files
 
@@ -144,19 +145,32 @@ def _find_here(model: str | Path) -> tuple[Path, str] | None:
 
 
 def heads_beside(model: str | Path) -> tuple[str, ...]:
-    """The trained head that lies beside a model: the folder of its name that ends in ``.head``; empty without one.
+    """The trained head to draft with where none is named; empty where there is none.
 
-    Nothing lies beside a model of the hub.
+    It is the one that lies beside the model, in the folder of its name that ends in ``.head``, or else one that comes
+    with this installation, was made for this very model and pays wherever it was measured.  A model of the hub that is
+    not on this machine yet has none.
 
     Raises:
         ModelError: it is no model's path, or the beginning of several models' names.
     """
     here = _find_here(model)
     if here is None:
-        return ()
+        known = _hub_copy(str(model))
+        return () if known is None else paying_heads(known)
     path = here[0].resolve()
     folder = path.parent / ((path.stem if path.is_file() else path.name) + HEAD_SUFFIX)
-    return (str(folder),) if (folder / "config.json").is_file() else ()
+    return (str(folder),) if (folder / "config.json").is_file() else paying_heads(path)
+
+
+def _hub_copy(model: str) -> Path | None:
+    """The copy of a hub's model that was downloaded before; it says nothing where there is none."""
+    from huggingface_hub import snapshot_download  # not needed for a model that is named by its path
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=_HUB_FILES, local_files_only=True))
+    except Exception:  # noqa: BLE001 - the client's errors have no common base; loading will tell
+        return None
 
 
 def named_models() -> dict[str, Path]:
