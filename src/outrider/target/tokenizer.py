@@ -4,7 +4,7 @@ import codecs
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -117,7 +117,15 @@ class Tokenizer:
         match = _BYTE_TOKEN.fullmatch(token) if token is not None else None
         return bytes([int(match[1], 16)]) if match else b""
 
-    def apply_chat_template(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
         """Write a conversation the way the model was trained to read it.
 
         Raises:
@@ -127,14 +135,18 @@ class Tokenizer:
         bos = self.backend.id_to_token(self.bos_id) if self.bos_id is not None else None
         eos = next((self.backend.id_to_token(i) for i in sorted(self.eos_ids)), None)
         try:
-            return self._template.render(
+            text = self._template.render(
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
                 bos_token=bos or "",
                 eos_token=eos or "",
+                **({"tools": tools} if tools else {}),
+                **(template_kwargs or {}),
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise RequestError(f"{self.name}: the chat template refuses these messages: {error}") from error
+        last = str(messages[-1]["content"]) if continue_final_message else ""
+        return text[: text.rindex(last) + len(last)] if last else text
 
     @cached_property
     def _template(self) -> Template:
