@@ -63,10 +63,8 @@ def assemble(
         ConfigError: an option is unknown or out of bounds, or the rule is not exact for the method's drafts.
         ModelError: a draft model or head cannot be served.
     """
-    config, verifier = plan.drafter_config(), make_verifier(plan.verifier)
-    check_exact(verifier, config.method, config.needs)
-    if not verifier.lossless:
-        warn_lossy(verifier.name)
+    config = plan.drafter_config()
+    verifier = _rule(plan.verifier, config)
     limits, pool = read_config(scheduler, SchedulerConfig()), _pool(target, read_config(cache, CacheConfig()))
     needs = {"the target": target.row_bytes}
 
@@ -99,6 +97,14 @@ def assemble(
     )
     check_fits(pool, needs, target.device)
     return Assembled(engine, config, verifier, {model: pool.rows * size for model, size in needs.items()})
+
+
+def _rule(name: str, config: DrafterConfig) -> Verifier:
+    verifier = make_verifier(name)
+    check_exact(verifier, config.method, config.needs)
+    if not verifier.lossless:
+        warn_lossy(verifier.name)
+    return verifier
 
 
 def _pool(target: TargetModel, pages: CacheConfig) -> KVPool:

@@ -14,6 +14,7 @@ from tiny import tiny_model
 from tiny_folder import make_folder
 
 from outrider import SamplingParams
+from outrider.assembly import warn_lossy
 from outrider.audit import Effort, Parts, audit
 from outrider.audit.frequencies import ITSELF, Here, Redraw, check_frequencies
 from outrider.audit.stages import FrequencyStages
@@ -25,7 +26,6 @@ from outrider.cli.options import MethodFlags
 from outrider.drafters.base import Needs
 from outrider.drafters.draft_model import DraftModel
 from outrider.errors import ConfigError
-from outrider.assembly import warn_lossy
 from outrider.tree import TokenTree, TreeBuilder, root_only
 from outrider.verify import check_exact, make_verifier, registered, repeats_plain_text
 from outrider.verify.rejection import Rejection

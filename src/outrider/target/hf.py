@@ -64,7 +64,7 @@ class HFModel:
         self.module, self.context_length, self._architecture = module, context_length, architecture
         self.source = source
         self._turn = Lock()
-        """The hooks of a pass see the rows of whichever pass runs: one at a time, also of engines that share it."""
+        """What a pass hangs onto the module other passes would meet, so engines that share it take turns."""
         self.vocabulary = hf_names.vocabulary(module)
         first = next(module.parameters())
         self.device, self._dtype = first.device, first.dtype
@@ -109,7 +109,8 @@ class HFModel:
     @torch.no_grad()
     def unembed(self, hidden: torch.Tensor) -> torch.Tensor:
         """See :class:`outrider.target.base.TargetModel`."""
-        return hf_ends.unembed(self.module, hidden.to(self._dtype)).float()
+        with self._turn:
+            return hf_ends.unembed(self.module, hidden.to(self._dtype)).float()
 
     @torch.no_grad()
     def unembed_rows(self, ids: torch.Tensor) -> torch.Tensor:
