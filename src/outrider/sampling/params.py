@@ -159,7 +159,7 @@ def _read_words(name: str, value: Any) -> tuple[tuple[int, ...] | str, ...]:
 
 
 def _read_top_k(name: str, value: Any) -> Any:
-    return 0 if value == -1 else value
+    return 0 if isinstance(value, int) and value == -1 else value
 
 
 def _read_switch(name: str, value: Any) -> bool:
