@@ -61,7 +61,7 @@ def read_prompts(given: Any) -> list[ReadPrompt]:
     items = _items(given, "the prompt")
     if items and isinstance(items[0], (int, float)):
         return [read_prompt(items)]
-    return [read_prompt(item, f"prompt {place}") for place, item in enumerate(items)]
+    return [read_prompt(item, f"prompts[{place}]") for place, item in enumerate(items)]
 
 
 def read_prompt(given: Any, name: str = "the prompt") -> ReadPrompt:

@@ -17,7 +17,7 @@ from outrider.engine import Engine
 from outrider.errors import ConfigError, RequestError
 from outrider.heads.checkpoint import HeadCheckpoint
 from outrider.inputs import Params, Prompt, read_load_options, read_params, read_prompt, read_prompts
-from outrider.messages import Messages, Tool, read_conversations, read_tools
+from outrider.messages import Messages, Tool, read_conversations, read_template
 from outrider.notebook import table_html
 from outrider.sampling.params import SamplingParams
 from outrider.shared import SharedEngine, Stream
@@ -280,16 +280,8 @@ class LLM:
         if stream and several:
             raise RequestError(f"stream=True answers one conversation, but {len(conversations)} were given")
         each = read_params(params, options, len(conversations))
-        encoded = [
-            self.encode_chat(
-                conversation,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template_kwargs=chat_template_kwargs,
-            )
-            for conversation in conversations
-        ]
+        told = read_template(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
+        encoded = [self._written(conversation, told) for conversation in conversations]
         if stream:
             return self._stream(encoded[0], each[0])
         found = self._complete(encoded, each, progress)
@@ -349,17 +341,11 @@ class LLM:
         conversations, several = read_conversations(messages)
         if several:
             raise RequestError(f"encode_chat takes one conversation, but {len(conversations)} were given")
-        if add_generation_prompt and continue_final_message:
-            raise RequestError("add_generation_prompt and continue_final_message exclude each other; give one")
-        text = self._tokenizer.apply_chat_template(
-            conversations[0],
-            tools=read_tools(tools),
-            add_generation_prompt=not continue_final_message
-            if add_generation_prompt is None
-            else add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template_kwargs=chat_template_kwargs,
-        )
+        told = read_template(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
+        return self._written(conversations[0], told)
+
+    def _written(self, conversation: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> list[int]:
+        text = self._tokenizer.apply_chat_template(conversation, **told)
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     @property

@@ -1,10 +1,10 @@
-"""Reads conversations: one or several, with content as text or as a list of parts, as OpenAI's clients write them."""
+"""Reads conversations: one or several, as OpenAI's clients write them; the tokenizer sees to the parts of a content."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from outrider.errors import RequestError
 
@@ -14,11 +14,6 @@ Messages = str | Message | Sequence[Message]
 """A conversation; a text is one message of the user's."""
 Tool = Mapping[str, Any] | Callable[..., Any]
 
-_TEXTS: Final = frozenset({"text", "input_text", "output_text"})
-"""Types of content parts that hold text."""
-_BETWEEN: Final = "\n"
-"""What stands between the parts of one message."""
-
 
 def read_conversations(given: Any) -> tuple[list[list[dict[str, Any]]], bool]:
     """Conversations as plain messages, and whether several were given.
@@ -27,27 +22,46 @@ def read_conversations(given: Any) -> tuple[list[list[dict[str, Any]]], bool]:
         given: a text, a message, a list of messages, or a list of such lists.
 
     Raises:
-        RequestError: it is something else, or a message holds what is no text, naming the place.
+        RequestError: it is something else, or a message lacks a role or a content, naming the place.
     """
     if isinstance(given, str):
         return [[{"role": "user", "content": given}]], False
     if isinstance(given, Mapping) or hasattr(given, "model_dump"):
-        return [_conversation([given], "")], False
+        return [[_message(given, "the message")]], False
     if isinstance(given, (bytes, bytearray)) or not isinstance(given, Iterable):
         raise RequestError(f"a conversation must be a text or a list of messages, not {given!r}")
     items = list(given)
-    several = [isinstance(item, (list, tuple)) for item in items]
-    if any(several) and all(several):
-        return [_conversation(item, f" of conversation {place}") for place, item in enumerate(items)], True
-    return [_conversation(items, "")], False
+    if items and all(isinstance(item, (list, tuple)) for item in items):
+        return [_conversation(item, f"messages[{place}]") for place, item in enumerate(items)], True
+    return [_conversation(items, "messages")], False
 
 
-def read_tools(given: Any) -> list[Any] | None:
-    """Tools as a template takes them: functions, or dicts with a JSON schema.
+def read_template(
+    tools: Any, add_generation_prompt: bool | None, continue_final_message: bool, further: Any
+) -> dict[str, Any]:
+    """What a template is told beside the messages, as :meth:`outrider.target.tokenizer.Tokenizer.apply_chat_template`.
+
+    Args:
+        tools: functions, or dicts with a JSON schema.
+        add_generation_prompt: None leaves the last message open or begins the answer, never both.
+        continue_final_message: go on with the last message.
+        further: variables of the template's own.
 
     Raises:
-        RequestError: it is no list of these.
+        RequestError: one of them is something else.
     """
+    if not isinstance(further or {}, Mapping) or not all(isinstance(name, str) for name in further or ()):
+        raise RequestError(f"chat_template_kwargs must be a dict of names and values, not {further!r}")
+    begins = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+    return {
+        "tools": _tools(tools),
+        "add_generation_prompt": begins,
+        "continue_final_message": continue_final_message,
+        "template_kwargs": dict(further or {}),
+    }
+
+
+def _tools(given: Any) -> list[Any] | None:
     if given is None:
         return None
     if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
@@ -55,14 +69,14 @@ def read_tools(given: Any) -> list[Any] | None:
     tools = list(given)
     for place, tool in enumerate(tools):
         if not isinstance(tool, Mapping) and not callable(tool):
-            raise RequestError(f"tool {place} must be a function or a dict with a JSON schema, not {tool!r}")
+            raise RequestError(f"tools[{place}] must be a function or a dict with a JSON schema, not {tool!r}")
     return tools or None
 
 
-def _conversation(given: Sequence[Any], where: str) -> list[dict[str, Any]]:
+def _conversation(given: Sequence[Any], name: str) -> list[dict[str, Any]]:
     if not given:
-        raise RequestError(f"the conversation{where} has no message; give it at least one")
-    return [_message(item, f"message {place}{where}") for place, item in enumerate(given)]
+        raise RequestError(f"{name} holds no message; give it at least one")
+    return [_message(item, f"{name}[{place}]") for place, item in enumerate(given)]
 
 
 def _message(given: Any, name: str) -> dict[str, Any]:
@@ -75,30 +89,9 @@ def _message(given: Any, name: str) -> dict[str, Any]:
         raise RequestError(f"{name} has no role; give it one, such as user or assistant")
     if message.get("tool_calls"):
         message["tool_calls"] = [_tool_call(call, name) for call in message["tool_calls"]]
-    elif message.get("content") is None:
-        raise RequestError(f"{name} has no content; give it a text")
-    if message.get("content") is not None:
-        message["content"] = _content(message["content"], name)
+    elif not isinstance(message.get("content"), (str, list, tuple)):
+        raise RequestError(f"{name} must have a text or a list of parts as content, not {message.get('content')!r}")
     return message
-
-
-def _content(given: Any, name: str) -> str:
-    if isinstance(given, str):
-        return given
-    if isinstance(given, Mapping) or not isinstance(given, Iterable):
-        raise RequestError(f"{name} must have a text or a list of parts as content, not {given!r}")
-    return _BETWEEN.join(_part(part, name) for part in given)
-
-
-def _part(given: Any, name: str) -> str:
-    if isinstance(given, str):
-        return given
-    kind = given.get("type") if isinstance(given, Mapping) else None
-    if kind not in _TEXTS:
-        raise RequestError(f"{name} has a part of type {kind!r}, but this model reads text alone; leave it out")
-    if not isinstance(given.get("text"), str):
-        raise RequestError(f"{name} has a part of type {kind!r} without a text")
-    return str(given["text"])
 
 
 def _tool_call(given: Any, name: str) -> Any:

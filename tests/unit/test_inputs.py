@@ -107,7 +107,7 @@ def test_no_prompts_are_no_completions(llm: LLM) -> None:
 NO_PROMPT: dict[str, tuple[Any, str]] = {
     "nothing": (None, "not None"),
     "bytes": (b"the hat", "not bytes; decode it"),
-    "bytearray in a list": ([bytearray(b"a")], "prompt 0 .*not bytes"),
+    "bytearray in a list": ([bytearray(b"a")], "prompts.0. .*not bytes"),
     "number": (5, "not 5"),
     "float": (np.float32(0.5), "text or token ids"),
     "set": ({1, 2}, "set has none"),
@@ -115,7 +115,7 @@ NO_PROMPT: dict[str, tuple[Any, str]] = {
     "float array": (np.array([1.0, 2.0]), "1.0, which is no token id"),
     "bools": ([True, False], "True, which is no token id"),
     "ids and text": ([1, "a"], "'a', which is no token id"),
-    "text and ids": (["a", 1], "prompt 1 must be text or token ids, not 1"),
+    "text and ids": (["a", 1], "prompts.1. must be text or token ids, not 1"),
     "negative": ([-1, 5], "token id -1"),
     "unknown": ([5, 10**9], "token id 1000000000"),
     "huge": ([5, 2**70], "token id"),
@@ -124,10 +124,10 @@ NO_PROMPT: dict[str, tuple[Any, str]] = {
     "empty dict": ({}, "without prompt"),
     "none in a dict": ({"prompt": None}, "without prompt"),
     "images": ({"prompt": "a", "multi_modal_data": {"image": 1}}, "'multi_modal_data', which this model does not read"),
-    "message": ([{"role": "user", "content": "a"}], r"prompt 0 .*conversations go to chat\(\)"),
-    "several in one": ([{"prompt": ["a", "b"]}], "prompt 0 holds 2 prompts"),
+    "message": ([{"role": "user", "content": "a"}], r"prompts.0. .*conversations go to chat\(\)"),
+    "several in one": ([{"prompt": ["a", "b"]}], "prompts.0. holds 2 prompts"),
     "mask": ({"input_ids": [5, 6], "attention_mask": [1]}, "attention_mask of another shape"),
-    "cube": (np.zeros((1, 1, 1), dtype=int), r"prompt 0 holds \[0\], which is no token id"),
+    "cube": (np.zeros((1, 1, 1), dtype=int), r"prompts.0. holds \[0\], which is no token id"),
     "model": (object(), "text or token ids, not <object"),
 }
 

@@ -119,7 +119,7 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
-        messages: Sequence[dict[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = True,
