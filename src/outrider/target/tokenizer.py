@@ -136,7 +136,7 @@ class Tokenizer:
         eos = next((self.backend.id_to_token(i) for i in sorted(self.eos_ids)), None)
         try:
             text = self._template.render(
-                messages=messages,
+                messages=[_joined(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
                 bos_token=bos or "",
                 eos_token=eos or "",
@@ -257,6 +257,13 @@ def _byte_level_bytes(token: str) -> bytes:
         return bytes([_BYTE_OF[character] for character in token])
     except KeyError:
         return token.encode()
+
+
+def _joined(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose content is one string."""
+    content = message.get("content")
+    texts = [part["text"] for part in content] if isinstance(content, (list, tuple)) else None
+    return dict(message) if texts is None else {**message, "content": "\n".join(texts)}
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
