@@ -78,7 +78,7 @@ def main() -> int:
     order = random.Random(wishes.seed)
     samples: list[dict[str, Any]] = []
     for prompt in track(prompts, description="comparing", console=Console(stderr=True)):
-        text = files.tokenizer.apply_chat_template([{"role": "user", "content": prompt.text}])
+        text = files.tokenizer.apply_chat_template(prompt.turns)
         request = {
             "text": text,
             "token_ids": files.tokenizer.encode(text, add_special_tokens=False),

@@ -4,7 +4,8 @@ import codecs
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -28,6 +29,9 @@ class DetokenizerStream(Protocol):
 
     def finish(self) -> str:
         """Return what a cut character at the end decodes to (U+FFFD), or ""."""
+
+    def fork(self) -> "DetokenizerStream":
+        """Return another stream that goes on from here."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +121,7 @@ class Tokenizer:
         match = _BYTE_TOKEN.fullmatch(token) if token is not None else None
         return bytes([int(match[1], 16)]) if match else b""
 
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
+    def apply_chat_template(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Write a conversation the way the model was trained to read it.
 
         Raises:
@@ -135,18 +131,14 @@ class Tokenizer:
         bos = self.backend.id_to_token(self.bos_id) if self.bos_id is not None else None
         eos = next((self.backend.id_to_token(i) for i in sorted(self.eos_ids)), None)
         try:
-            text = self._template.render(
-                messages=[_joined(message) for message in messages],
+            return self._template.render(
+                messages=messages,
                 add_generation_prompt=add_generation_prompt,
                 bos_token=bos or "",
                 eos_token=eos or "",
-                **({"tools": tools} if tools else {}),
-                **(template_kwargs or {}),
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise RequestError(f"{self.name}: the chat template refuses these messages: {error}") from error
-        last = str(messages[-1]["content"]) if continue_final_message else ""
-        return text[: text.rindex(last) + len(last)] if last else text
 
     @cached_property
     def _template(self) -> Template:
@@ -191,13 +183,18 @@ class _ByteStream:
     def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
         self._token_bytes = tokenizer.token_bytes
         self._skipped = skipped
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder: codecs.IncrementalDecoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         return "" if token_id in self._skipped else self._decoder.decode(self._token_bytes(token_id))
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
+
+    def fork(self) -> "_ByteStream":
+        twin = copy(self)
+        twin._decoder = _fork(self._decoder)
+        return twin
 
 
 class _WindowStream:
@@ -208,7 +205,8 @@ class _WindowStream:
         self._skipped = skipped
         self._printed: list[int] = []
         self._pending: list[int] = []
-        self._character = codecs.getincrementaldecoder("utf-8")()  # the bytes of the character being spelled
+        self._character: codecs.IncrementalDecoder = codecs.getincrementaldecoder("utf-8")()
+        """Has seen the bytes of the character that is being spelled."""
 
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:
@@ -231,6 +229,18 @@ class _WindowStream:
         except UnicodeDecodeError:
             self._character.reset()
         return bool(self._character.getstate()[0])
+
+    def fork(self) -> "_WindowStream":
+        twin = copy(self)
+        twin._pending, twin._character = self._pending.copy(), _fork(self._character)
+        return twin
+
+
+def _fork(decoder: codecs.IncrementalDecoder) -> codecs.IncrementalDecoder:
+    """Make another decoder that has seen the same bytes."""
+    twin = codecs.getincrementaldecoder("utf-8")(decoder.errors)
+    twin.setstate(decoder.getstate())
+    return twin
 
 
 def _decoder_names(backend: tokenizers.Tokenizer) -> set[str]:
@@ -257,13 +267,6 @@ def _byte_level_bytes(token: str) -> bytes:
         return bytes([_BYTE_OF[character] for character in token])
     except KeyError:
         return token.encode()
-
-
-def _joined(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose content is one string."""
-    content = message.get("content")
-    texts = [part["text"] for part in content] if isinstance(content, (list, tuple)) else None
-    return dict(message) if texts is None else {**message, "content": "\n".join(texts)}
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
