@@ -4,7 +4,7 @@ import codecs
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
@@ -121,7 +121,15 @@ class Tokenizer:
         match = _BYTE_TOKEN.fullmatch(token) if token is not None else None
         return bytes([int(match[1], 16)]) if match else b""
 
-    def apply_chat_template(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
         """Write a conversation the way the model was trained to read it.
 
         Raises:
@@ -131,14 +139,18 @@ class Tokenizer:
         bos = self.backend.id_to_token(self.bos_id) if self.bos_id is not None else None
         eos = next((self.backend.id_to_token(i) for i in sorted(self.eos_ids)), None)
         try:
-            return self._template.render(
-                messages=messages,
+            text = self._template.render(
+                messages=[_joined(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
                 bos_token=bos or "",
                 eos_token=eos or "",
+                **({"tools": tools} if tools else {}),
+                **(template_kwargs or {}),
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise RequestError(f"{self.name}: the chat template refuses these messages: {error}") from error
+        last = str(messages[-1]["content"]) if continue_final_message else ""
+        return text[: text.rindex(last) + len(last)] if last else text
 
     @cached_property
     def _template(self) -> Template:
@@ -267,6 +279,13 @@ def _byte_level_bytes(token: str) -> bytes:
         return bytes([_BYTE_OF[character] for character in token])
     except KeyError:
         return token.encode()
+
+
+def _joined(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose content is one string."""
+    content = message.get("content")
+    texts = [part["text"] for part in content] if isinstance(content, (list, tuple)) else None
+    return dict(message) if texts is None else {**message, "content": "\n".join(texts)}
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
