@@ -14,7 +14,7 @@ from typing import Protocol
 from outrider.sampling.params import SamplingParams
 
 
-class FinishReason(str, enum.Enum):
+class FinishReason(enum.StrEnum):
     """Why a completion ended."""
 
     STOP = "stop"

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,7 @@ def test_bytes_per_token_leaves_out_a_table_that_is_only_looked_up_in() -> None:
 
 def test_machine_facts() -> None:
     machine = facts()
-    assert abs(datetime.now(timezone.utc) - datetime.fromisoformat(machine["date"])) < timedelta(minutes=1)
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(machine["date"])) < timedelta(minutes=1)
     assert machine["commit"] is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", machine["commit"])
     assert machine["cpu"]
     assert machine["threads"] >= 1

@@ -27,7 +27,7 @@ _PACKAGES: Final = ("outrider", "torch", "transformers", "tokenizers", "numpy")
 def facts() -> dict[str, Any]:
     """Date, processor, memory, threads and versions; every result carries them."""
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(Path(__file__)),
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),

@@ -24,6 +24,7 @@ from outrider.prompts import Prompt
 from outrider.sampling.params import SamplingParams
 from outrider.target.backends import load_model, resolve_dtype
 from outrider.target.loading import find
+from outrider.target.weight_files import weight_files
 from outrider.verify import make_verifier
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
     entries = summarise(samples, arms, differences)
     result = {
         "schema_version": SCHEMA_VERSION,
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "model": _model_facts(request, models, dtype),
         "machine": machine.facts(),
         "workload": _workload_facts(request, workload, rows, chat=chat),
@@ -209,7 +210,7 @@ def _model_facts(request: Request, models: Models, dtype: torch.dtype) -> dict[s
 
 def _file_facts(model: str) -> dict[str, Any]:
     path, name = find(model)
-    files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix == ".safetensors"]
+    files = (path,) if path.is_file() else weight_files(path, name)
     return {"name": name, "file_bytes": sum(file.stat().st_size for file in files)}
 
 

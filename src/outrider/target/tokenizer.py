@@ -7,16 +7,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, Literal, Protocol
 
 import tokenizers
-from jinja2 import Template, TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from outrider.errors import ModelError, RequestError
+from outrider.errors import RequestError
+from outrider.target.chat_template import ChatTemplate, Message
+from outrider.target.hf_tokenizer import Template
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -53,12 +51,24 @@ class Tokenizer:
         name: str,
         bos_id: int | None = None,
         eos_ids: Iterable[int] = (),
-        chat_template: str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: Template | None = None,
     ) -> None:
+        """Make a tokenizer.
+
+        Args:
+            backend: turns text into ids and back.
+            name: the model's, for messages.
+            bos_id: what begins a text.
+            eos_ids: what ends one.
+            special_tokens: the tokens that templates may ask for by name, as ``eos_token``, by name.
+            chat_template: how conversations are written; several by name where there is one for tools.
+        """
         self.backend = backend
         self.name = name
         self.bos_id = bos_id
         self.eos_ids = frozenset(eos_ids)
+        self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
         self._byte_level = _decoder_names(backend) == {"ByteLevel"}
         self._byte_fallback = "ByteFallback" in _decoder_names(backend)
@@ -123,46 +133,35 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
         *,
         tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
+        continue_final_message: bool | str = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Write a conversation the way the model was trained to read it.
+        """Write a conversation the way the model was trained to read it, as transformers would.
+
+        Args:
+            messages: ``{"role": …, "content": …}`` in order; a content is a string, or a list of parts
+                ``{"type": "text", "text": …}``, which become one string where the template reads strings alone.
+            tools: JSON schemas of functions, or functions with type hints and a docstring.
+            add_generation_prompt: begin the model's answer.
+            continue_final_message: leave the last message open, for the model to go on with; a string names another
+                of its fields than ``content``.
+            template_kwargs: what else the template reads, as ``enable_thinking`` or ``documents``.
 
         Raises:
-            ModelError: the model has no chat template, or its template cannot be compiled.
-            RequestError: the template refuses these messages.
+            ModelError: the model has no chat template, or its template cannot be compiled or run.
+            RequestError: the template refuses these messages or fails on them, or a part is no text.
         """
-        bos = self.backend.id_to_token(self.bos_id) if self.bos_id is not None else None
-        eos = next((self.backend.id_to_token(i) for i in sorted(self.eos_ids)), None)
-        try:
-            text = self._template.render(
-                messages=[_joined(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                bos_token=bos or "",
-                eos_token=eos or "",
-                **({"tools": tools} if tools else {}),
-                **(template_kwargs or {}),
-            )
-        except (TemplateError, TypeError, ValueError, LookupError) as error:
-            raise RequestError(f"{self.name}: the chat template refuses these messages: {error}") from error
-        last = str(messages[-1]["content"]) if continue_final_message else ""
-        return text[: text.rindex(last) + len(last)] if last else text
-
-    @cached_property
-    def _template(self) -> Template:
-        if not self.chat_template:
-            raise ModelError(f"{self.name}: has no chat template; send a plain prompt, or use an instruct model")
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = _to_json
-        environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        try:
-            return environment.from_string(self.chat_template)
-        except TemplateError as error:
-            raise ModelError(f"{self.name}: the chat template cannot be compiled: {error}") from error
+        return ChatTemplate(self.name, self.chat_template, self.special_tokens).write(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+        )
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -279,25 +278,3 @@ def _byte_level_bytes(token: str) -> bytes:
         return bytes([_BYTE_OF[character] for character in token])
     except KeyError:
         return token.encode()
-
-
-def _joined(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose content is one string."""
-    content = message.get("content")
-    texts = [part["text"] for part in content] if isinstance(content, (list, tuple)) else None
-    return dict(message) if texts is None else {**message, "content": "\n".join(texts)}
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """Write JSON for a prompt, where HTML escapes, jinja's default, would be noise."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    """Let a template refuse a conversation."""
-    raise TemplateError(message)
-
-
-def _strftime_now(layout: str) -> str:
-    """Let a template write today's date."""
-    return datetime.now().strftime(layout)
