@@ -129,13 +129,13 @@ def planned(
         head: the same for a trained head.
 
     Raises:
-        ConfigError: both are given, the method takes neither, or the folder holds no head.
+        ConfigError: both are given, the method takes neither, or there is no such head.
     """
     plan = Speculation.of(speculation)
     if draft_model is not None and head is not None:
         raise ConfigError("draft_model and head are both given, but one of them drafts; leave the other out")
     if head is not None and kind_of(head) is None:
-        raise ConfigError(f"head: {head} holds no trained head; a model that drafts is given as draft_model")
+        raise ConfigError(f"head: {head} is no trained head; a model that drafts is given as draft_model")
     if head is not None:
         return plan.drafting_with(head, "head")
     return plan if draft_model is None else plan.drafting_with(draft_model, "draft_model")

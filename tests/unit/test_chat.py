@@ -21,6 +21,16 @@ HI = [{"role": "user", "content": "hi"}]
 GREEDY = SamplingParams(max_tokens=6)
 
 
+def add(x: int, y: int) -> int:
+    """Add two numbers.
+
+    Args:
+        x: one.
+        y: the other.
+    """
+    return x + y
+
+
 def chatty() -> Tokenizer:
     plain = byte_tokenizer()
     return Tokenizer(plain.backend, name="chatty", eos_ids=plain.eos_ids, chat_template=TEMPLATE)
@@ -80,13 +90,13 @@ def test_the_template_is_told(llm: LLM) -> None:
     said = [*HI, {"role": "assistant", "content": "ha"}]
     assert written(llm, HI, add_generation_prompt=False) == "user:hi;"
     assert written(llm, said, continue_final_message=True) == "user:hi;assistant:ha"
-    assert written(llm, HI, tools=[{"type": "function"}, print]) == "user:hi;[2 tools]assistant:"
+    assert written(llm, HI, tools=[{"type": "function"}, add]) == "user:hi;[2 tools]assistant:"
     assert written(llm, HI, tools=[]) == "user:hi;assistant:"
     assert written(llm, HI, chat_template_kwargs={"mood": "!"}) == "user:hi;!assistant:"
     tools = iter([{"type": "function"}])
     both = llm.chat([HI, HI], GREEDY, tools=tools)
     assert both[0].prompt_token_ids == both[1].prompt_token_ids
-    assert llm.encode_chat(HI, tools=[print]) == byte_tokenizer().encode("user:hi;[1 tools]assistant:")
+    assert llm.encode_chat(HI, tools=[add]) == byte_tokenizer().encode("user:hi;[1 tools]assistant:")
 
 
 class Heard(Tokenizer):
@@ -121,9 +131,9 @@ def test_messages_reach_the_tokenizer_whole() -> None:
         "continue_final_message": False,
         "template_kwargs": {},
     }
-    _, told = heard("hi", tools=(print,), continue_final_message=True, chat_template_kwargs={"enable_thinking": False})
+    _, told = heard("hi", tools=(add,), continue_final_message=True, chat_template_kwargs={"enable_thinking": False})
     assert told == {
-        "tools": [print],
+        "tools": [add],
         "add_generation_prompt": False,
         "continue_final_message": True,
         "template_kwargs": {"enable_thinking": False},

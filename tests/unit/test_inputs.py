@@ -458,7 +458,7 @@ def test_a_head_goes_behind_lookup(folder: Path, tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"draft_model": "a", "head": "b"}, "draft_model and head are both given"),
-        ({"head": "nowhere"}, "head: nowhere holds no trained head; .*draft_model"),
+        ({"head": "nowhere"}, "head: nowhere is no trained head; .*draft_model"),
         ({"speculation": "ngram", "draft_model": "a"}, "ngram takes no draft model; leave draft_model out"),
         ({"speculation": None, "draft_model": "a"}, "none takes no draft model; leave draft_model out"),
         ({"speculation": {"model": "a"}, "draft_model": "a"}, "names its draft models already; leave draft_model out"),
