@@ -134,7 +134,7 @@ def test_closing_a_stream_at_any_piece_leaves_nothing_behind(taken: int) -> None
     pieces = llm.stream(PROMPTS[0], GREEDY)
     for _, _piece in zip(range(taken), pieces, strict=False):
         pass
-    pieces.close()  # type: ignore[attr-defined]
+    pieces.close()
     assert_clean(llm)
     assert llm.generate(PROMPTS[0], GREEDY)[0].token_ids == plain("greedy")[0]
 

@@ -114,7 +114,7 @@ class Conversation:
         assert self._llm.tokenizer is not None
         shades, said, choice = output.Shades(self._llm.tokenizer), "", None
         tokens = self._llm.encode_chat(self.messages)
-        with closing(self._llm.stream(tokens, self._params)) as chunks:  # type: ignore[type-var]
+        with closing(self._llm.stream(tokens, self._params)) as chunks:
             try:
                 for chunk in chunks:
                     said, choice = said + chunk.text, chunk.choice

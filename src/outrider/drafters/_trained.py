@@ -143,7 +143,9 @@ def built_head(bench: Workbench, options: ChainOptions | TreeOptions) -> Any:
         ModelError: it cannot be read.
     """
     if not options.head:
-        raise ConfigError(f"{options.method} needs a trained head; name its folder with --speculative-draft-model-path")
+        raise ConfigError(
+            f"{options.method} needs a trained head; name its folder as head, or with --speculative-draft-model-path"
+        )
     return bench.head(options.head).build()
 
 

@@ -21,6 +21,7 @@ from outrider.drafters._proposals import DRAWERS
 from outrider.drafters._proposals import Proposal as Proposal
 from outrider.errors import ConfigError, RequestError
 from outrider.sampling.sampler import RequestSampler
+from outrider.sampling.values import plain
 from outrider.tree import TokenTree, TreeBatch, TreeBuilder
 from outrider.verify.base import Draws, Verdict
 
@@ -276,16 +277,17 @@ def survival_option(default: float, what: str = "a draft") -> Any:
 
 
 def check_options(config: Any) -> None:
-    """Refuse a config with a number out of its bounds.
+    """Refuse a config with a number out of its bounds; a scalar of numpy or torch becomes a plain number.
 
     Raises:
         ConfigError: naming the method, the field and the bounds.
     """
     for item in dataclasses.fields(config):
         low, high = item.metadata.get("low"), item.metadata.get("high")
-        value = getattr(config, item.name)
+        value = plain(getattr(config, item.name))
         if low is None or not isinstance(item.default, (int, float)):
             continue
+        object.__setattr__(config, item.name, value)
         wanted = (int, float) if isinstance(item.default, float) else int
         if isinstance(value, bool) or not isinstance(value, wanted):
             kind = "a number" if isinstance(item.default, float) else "a whole number"

@@ -41,7 +41,7 @@ def resolve_device(name: str) -> torch.device:
         raise ConfigError(f"models cannot run on device {name!r}; use auto, cpu or cuda")
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= there:
-        raise ConfigError(f"device {name} was asked for, but torch finds {there} GPUs here; use --device cpu")
+        raise ConfigError(f"device {name} was asked for, but torch finds {there} GPUs here; use device cpu")
     return device
 
 
