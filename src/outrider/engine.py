@@ -133,7 +133,7 @@ class Engine:
         self._drafter.observe(Outcome(context, trees, decided, batch, output, _committed(work, batch, decided)))
         clock.append(time.perf_counter())
 
-        self._record(work, clock, sum(len(verdict.tokens) for verdict, _ in verdicts))
+        self._record(work, clock, sum(len(verdict.tokens) for verdict, _ in verdicts), sum(map(len, trees)))
         return ended + [self._close_ended(progress) for _, progress in verdicts]
 
     def _decide(self, item: Work, tree: TokenTree, rows: TargetRows) -> tuple[Verdict, Progress]:
@@ -213,13 +213,14 @@ class Engine:
                 ended.append(self._close_ended(Progress(request, finished=True)))
         return ended
 
-    def _record(self, work: Sequence[Work], clock: Sequence[float], tokens: int) -> None:
+    def _record(self, work: Sequence[Work], clock: Sequence[float], tokens: int, rows: int) -> None:
         begun, scheduled, proposed, packed, forwarded, decided, observed = clock
         total, draft, verify = observed - begun, proposed - scheduled + observed - decided, forwarded - packed
         if any(item.forced for item in work):
             self.seconds.prefill += total
         else:
-            self.seconds.add_round(draft=draft, verify=verify, other=total - draft - verify, tokens=tokens)
+            other = total - draft - verify
+            self.seconds.add_round(draft=draft, verify=verify, other=other, tokens=tokens, rows=rows)
 
 
 def _view(item: Work) -> DraftSequence:

@@ -1,7 +1,6 @@
 """Find a model by path, hub id or name, and load it ready to serve."""
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,11 +18,9 @@ from outrider.target.dequantize import Job, dequantize
 from outrider.target.gguf import GGUFFile, read_gguf
 from outrider.target.gguf_config import ModelPlan, check_tensors, plan_model
 from outrider.target.gguf_tokenizer import build_tokenizer
+from outrider.target.models_folder import HEAD_SUFFIX, models_folder, named_models
 from outrider.target.tokenizer import Tokenizer
 
-HEAD_SUFFIX: Final = ".head"
-"""Of the folder beside a model that holds a head trained for it."""
-MODELS_VARIABLE: Final = "OUTRIDER_MODELS"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
@@ -97,11 +94,6 @@ def load(
     )
 
 
-def models_folder() -> Path:
-    """Return the folder in which models are looked up by name."""
-    return Path(os.environ.get(MODELS_VARIABLE) or Path.home() / ".cache" / "outrider" / "models")
-
-
 def find(model: str | Path) -> tuple[Path, str]:
     """Find a model's folder or GGUF file, and the name to call it by.
 
@@ -152,16 +144,6 @@ def heads_beside(model: str | Path) -> tuple[str, ...]:
     path = here[0].resolve()
     folder = path.parent / ((path.stem if path.is_file() else path.name) + HEAD_SUFFIX)
     return (str(folder),) if (folder / "config.json").is_file() else ()
-
-
-def named_models() -> dict[str, Path]:
-    """Return every model in the models folder, GGUF files and folders, by name."""
-    folder = models_folder()
-    if not folder.is_dir():
-        return {}
-    files = {path.stem: path for path in folder.glob("*.gguf")}
-    folders = [path.parent for path in folder.glob("*/config.json")]
-    return files | {path.name: path for path in folders if path.suffix != HEAD_SUFFIX}
 
 
 def _find_by_name(name: str) -> Path | None:
