@@ -198,6 +198,11 @@ def rates_per_round(stats: SpeculationStats) -> list[float]:
     return rates + [0.0] * (len(stats.drafted) - len(rates))
 
 
+def decoded_alone(stats: SpeculationStats, seconds: PhaseSeconds) -> bool:
+    """Whether all the rounds that were timed decoded one sequence, and no other beside it."""
+    return (seconds.rounds, seconds.tokens) == (stats.rounds, stats.emitted)
+
+
 @dataclass(frozen=True)
 class Prediction:
     """What acceptance and costs of some rounds say, told without a plain run to compare with."""
@@ -223,8 +228,7 @@ class Prediction:
         if not (stats.levels and seconds.rounds and seconds.verify):
             return None
         step = seconds.draft / stats.levels / (seconds.verify / seconds.rounds)
-        alone = (seconds.rounds, seconds.tokens) == (stats.rounds, stats.emitted)
         costs = seconds.by_rows if plain is None else seconds.by_rows + plain
-        if not alone or costs.rounds.get(1, 0) < FEWEST_ONE_ROW_ROUNDS:
+        if not decoded_alone(stats, seconds) or costs.rounds.get(1, 0) < FEWEST_ONE_ROW_ROUNDS:
             return cls(step, None, None)
         return cls(step, costs.mean(1), seconds.tokens * costs.mean(1) / seconds.decode)

@@ -22,7 +22,7 @@ LAYERS = {
     "law": set(),
     "sampling": {"errors", "kernels", "law", "sampling"},
     "tree": {"law"},
-    "kernels": {"kernels"},
+    "kernels": {"errors", "kernels"},
     "kv": {"errors", "kv"},
     "verify": {"errors", "law", "sampling", "tree", "verify"},
     "target": {"errors", "kernels", "kv", "target", "tree"},
