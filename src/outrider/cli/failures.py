@@ -11,9 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TextIO
 
-from cyclopts import App, CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
+from cyclopts import (
+    App,
+    CycloptsError,
+    MissingArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
-from outrider.cli import BAD_INPUT, BROKEN_PIPE, INTERRUPTED
+from outrider.cli import BAD_INPUT, BROKEN_PIPE, COMMANDS, INTERRUPTED, PROMPTED
 from outrider.errors import OutriderError
 
 USAGE: str = "UsageError"
@@ -49,12 +56,17 @@ def guarded(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -
     except KeyboardInterrupt:
         _write("\n")
         return INTERRUPTED
+    except ImportError as error:
+        if not _interrupted(error):
+            raise
+        return INTERRUPTED
     except BrokenPipeError:  # the reader has left; nothing may be written to it at exit either
         _silence(sys.stdout)
         return BROKEN_PIPE
     except OSError as error:
         _silence(sys.stdout)
-        _say(f"{error.filename or 'the output'} cannot be read or written: {error.strerror or error}")
+        what = f"{error.filename} cannot be read or written" if error.filename else "the output cannot be written"
+        _say(f"{what}: {error.strerror or error}")
         _silence(sys.stderr)
         return BAD_INPUT
     return code
@@ -70,6 +82,13 @@ def _refused(message: str, kind: str, arguments: Sequence[str]) -> int:
             _silence(sys.stdout)
     _say(message)
     return BAD_INPUT
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind an import that failed: modules that import others late name the import alone."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:
@@ -102,28 +121,36 @@ def _silence(stream: TextIO | None) -> None:
 
 def sentence(error: CycloptsError) -> str:
     """What is wrong with the arguments, in one sentence."""
+    chain, left = list(error.command_chain or ()), list(error.unused_tokens or ())
     if isinstance(error, UnknownOptionError):
-        return _unknown(error.token.keyword or error.token.value, error.argument_collection)
-    if isinstance(error, MissingArgumentError) and (strangers := _strangers(error)):
-        return strangers
-    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        command = " ".join(("outrider", *(error.command_chain or ())))
-        return f"{command} has no place for {error.unused_tokens[0]!r}; words that belong together need quotes"
+        return _unknown(error.token.keyword or error.token.value, error.argument_collection, chain)
+    if isinstance(error, UnknownCommandError) and left:
+        return f"there is no command {left[0]!r}" + (_close(left[0], COMMANDS) or f"; there are: {', '.join(COMMANDS)}")
+    if isinstance(error, UnusedCliTokensError) and left:
+        return f"there is no place for {left[0]!r}; words that belong together need quotes"
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        known = error.app.assemble_argument_collection() if isinstance(error.app, App) else ()
+        names = {"--", *_names(known)}
+        for word in left:  # one that does not exist may be the one that is missing, misspelt
+            if known and word.startswith("--") and word.split("=", 1)[0] not in names:
+                return _unknown(word, known, chain)
+        given = error.keyword or next((token.keyword for token in error.argument.tokens if token.keyword), None)
+        return f"{given} needs a value" if given else f"{' '.join(('outrider', *chain))} needs {error.argument.name}"
     return str(error)
 
 
-def _unknown(option: str, known: Iterable[Any]) -> str:
+def _unknown(option: str, known: Iterable[Any], chain: Sequence[str]) -> str:
     """An option that does not exist, and the one that was probably meant."""
     option = option.split("=", 1)[0]
-    names = [name for argument in known if argument.parse for name in argument.names]
-    close = difflib.get_close_matches(option, names, n=1)
-    text = "; a prompt that begins with - goes behind --" if not close else f"; did you mean {close[0]}?"
-    return f"there is no option {option}{text}"
+    meant = _close(option, _names(known))
+    prompted = "; a prompt that begins with - goes behind --" if PROMPTED.intersection(chain) else ""
+    return f"there is no option {option}{meant or prompted}"
 
 
-def _strangers(error: MissingArgumentError) -> str | None:
-    """An unknown option beside a required one that is missing: it may be the missing one, misspelt."""
-    left = [word for word in error.unused_tokens or () if word.startswith("--") and len(word) > len("--")]
-    if not left or not isinstance(error.app, App):
-        return None
-    return _unknown(left[0], error.app.assemble_argument_collection())
+def _names(known: Iterable[Any]) -> list[str]:
+    return [name for argument in known if argument.parse for name in argument.names]
+
+
+def _close(word: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(names), n=1)
+    return f"; did you mean {close[0]}?" if close else ""

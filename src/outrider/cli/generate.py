@@ -90,26 +90,19 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     """
     if prompt is not None and prompt_file is not None:
         raise ConfigError("give one prompt: as an argument or with --prompt-file, not both")
-    source = prompt_file if prompt_file is not None else Path(STANDARD_INPUT)
+    text = None if prompt == STANDARD_INPUT else prompt
+    file = None if prompt_file == Path(STANDARD_INPUT) else prompt_file
+    nobody = prompt is None and prompt_file is None and sys.stdin is not None and sys.stdin.isatty()
+    if text is None and file is None and (nobody or sys.stdin is None):
+        raise ConfigError("give a prompt: as an argument, with --prompt-file, or through a pipe")
     try:
-        if prompt not in (None, STANDARD_INPUT):
-            text = str(prompt)
-        elif source != Path(STANDARD_INPUT):
-            text = source.read_text(encoding="utf-8")
-        else:
-            text = _standard_input(asked_for=prompt is not None or prompt_file is not None)
-    except (OSError, ValueError) as error:  # a file that is no text, a name that is no path
-        where = "standard input" if source == Path(STANDARD_INPUT) else source
-        raise ConfigError(f"the prompt in {where} cannot be read: {error}") from error
+        if text is None:
+            text = sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # no text, or no path
+        raise ConfigError(f"the prompt in {file or 'standard input'} cannot be read: {error}") from error
     if not text.strip():
         raise RequestError("the prompt is empty; give it at least one word")
     return text
-
-
-def _standard_input(*, asked_for: bool) -> str:
-    if sys.stdin is None or not (asked_for or not sys.stdin.isatty()):
-        raise ConfigError("give a prompt: as an argument, with --prompt-file, or through a pipe")
-    return sys.stdin.read()
 
 
 def encode(llm: LLM, text: str, chat: bool | None) -> list[int]:
