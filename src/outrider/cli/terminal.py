@@ -132,6 +132,7 @@ class Wrap:
         self._gap = ""
         self._word: list[tuple[str, bool]] = []
         self._cells = 0
+        self._whole = True
 
     def feed(self, text: str, marked: bool) -> Iterator[tuple[str, bool]]:
         """Take a piece of text.
@@ -157,14 +158,18 @@ class Wrap:
                     yield from self.flush()
                 self._word.append((character, marked))
                 self._cells += cells
-                if cells > 1 or self._cells >= self._width():
+                if cells > 1:
                     yield from self.flush()
+                elif self._cells >= self._width():  # it fits no line: the terminal breaks it where it must
+                    yield from self.flush()
+                    self._whole = False
 
     def flush(self) -> Iterator[tuple[str, bool]]:
         """Show the word that was held back."""
+        whole, self._whole = self._whole, True
         if not self._word:
             return
-        if self._column and self._column + cell_len(self._gap) + self._cells > self._width():
+        if whole and self._column and self._column + cell_len(self._gap) + self._cells > self._width():
             yield "\n", False
             self._column = 0
         elif self._gap:
