@@ -25,6 +25,8 @@ GROUPS: Final = {"bench": {"kernels": "Time the CPU kernels and a model's passes
 """Subcommands below a subcommand, likewise."""
 PROMPTED: Final = frozenset({"generate"})
 """Subcommands whose argument is a prompt, for which ``-`` stands too: standard input."""
+JSON_TO_FILES: Final = frozenset({"bench", "study"})
+"""Subcommands whose ``--json`` names a file, ``-`` being standard output; those below them print it."""
 WAITED_FOR: Final = frozenset({"generate", "chat"})
 """Subcommands that a person at a terminal waits for: the seconds in which torch is imported are told."""
 

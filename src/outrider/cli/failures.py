@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any, TextIO
 
 from cyclopts import (
@@ -20,7 +21,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from outrider.cli import BAD_INPUT, BROKEN_PIPE, COMMANDS, INTERRUPTED, PROMPTED
+from outrider.cli import BAD_INPUT, BROKEN_PIPE, COMMANDS, GROUPS, INTERRUPTED, JSON_TO_FILES, PROMPTED
 from outrider.errors import OutriderError
 
 USAGE: str = "UsageError"
@@ -92,8 +93,12 @@ def _interrupted(error: BaseException | None) -> bool:
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:
-    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    return any(word == "--json" or word.startswith("--json=") for word in options)
+    """Whether JSON was to go to standard output."""
+    words = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    below = GROUPS.get(words[0], {}) if words else {}
+    if words and words[0] in JSON_TO_FILES and not below.keys() & set(words[1:2]):
+        return "--json=-" in words or ("--json", "-") in pairwise(words)
+    return any(word == "--json" or word.startswith("--json=") for word in words)
 
 
 def _line(message: str) -> str:

@@ -115,6 +115,6 @@ def _warn(name: str) -> None:
     _log.warning("this CPU runs the %s kernels: %s", name, SLOW_KERNELS[name])
 
 
-set_threads(physical_cores())
+set_threads(min(physical_cores(), most_threads()))
 if os.environ.get(KERNELS_VARIABLE):
     use_kernels(os.environ[KERNELS_VARIABLE])
