@@ -57,6 +57,15 @@ def test_kernels_that_are_not_there_are_refused() -> None:
         use_kernels("abacus")
 
 
+def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(native.KERNELS_VARIABLE, "abacus")
+    words = [sys.executable, "-c", "import sys; from outrider.cli import main; sys.exit(main(['info']))"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("outrider: the environment variable OUTRIDER_KERNELS cannot be followed: ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_slow_kernels_are_told_once_and_only_where_there_are_no_better(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

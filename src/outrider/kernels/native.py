@@ -116,5 +116,8 @@ def _warn(name: str) -> None:
 
 
 set_threads(min(physical_cores(), most_threads()))
-if os.environ.get(KERNELS_VARIABLE):
-    use_kernels(os.environ[KERNELS_VARIABLE])
+if _wish := os.environ.get(KERNELS_VARIABLE):
+    try:
+        use_kernels(_wish)
+    except ConfigError as error:
+        raise ConfigError(f"the environment variable {KERNELS_VARIABLE} cannot be followed: {error}") from None
