@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _run(arguments: Sequence[str]) -> int:
     words = _standard_input(arguments)
     if words and words[0] in WAITED_FOR:
         with output.waiting("starting"):
-            __import__(f"outrider.cli.{words[0]}")
+            import_module(f"outrider.cli.{words[0]}")
     code = _app()(words, result_action="return_value", exit_on_error=False, print_error=False)
     return code if isinstance(code, int) else 0
 
