@@ -32,8 +32,8 @@ from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench, opti
 from outrider.tree import TokenTree
 """
 """What the example leaves to its reader."""
-LONG = {"make"}
-"""``make`` installs; continuous integration runs ``make test`` itself, and the demo's script is tested below."""
+LONG = {"make", "pip"}
+"""They install; continuous integration runs ``make test`` itself, and the demo's script is tested below."""
 
 
 def blocks(language: str) -> list[tuple[str, str]]:

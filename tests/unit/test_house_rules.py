@@ -20,6 +20,7 @@ LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 LAYERS = {
     "errors": set(),
     "law": set(),
+    "prompts": {"errors", "prompts"},
     "sampling": {"errors", "kernels", "law", "sampling"},
     "tree": {"law"},
     "kernels": {"errors", "kernels"},

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.errors import ConfigError, NumericsError
+from outrider.errors import ConfigError, NumericsError, RequestError
 from outrider.sampling.distribution import surviving_ids
 from outrider.sampling.noise import choice_words, gumbel_range
 from outrider.sampling.params import SamplingParams, check_token_ids
@@ -175,7 +175,7 @@ def test_rows_that_are_not_numbers_are_refused() -> None:
             with pytest.raises(NumericsError, match="NaN"):
                 sampler(params).probabilities(logits, [()])
     nothing = SamplingParams(allowed_token_ids=(3,), bad_words=((3,),))
-    with pytest.raises(NumericsError, match="no token is left"):
+    with pytest.raises(RequestError, match="no token is left"):
         sampler(nothing).choose(torch.zeros(1, VOCABULARY), [()])
 
 

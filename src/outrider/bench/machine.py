@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import os
 import platform
 import statistics
+import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,15 +20,18 @@ if TYPE_CHECKING:
 _BUFFER_BYTES: Final = 512 * 2**20
 """Far more than any cache holds."""
 _PASSES: Final = 9
+_GIT_SECONDS: Final = 20
+"""After which git is not waited for."""
 _PACKAGES: Final = ("outrider", "torch", "transformers", "tokenizers", "numpy")
 
 
 def facts() -> dict[str, Any]:
-    """Processor, memory, threads, GPUs and versions."""
+    """Date, processor, memory, threads, GPUs and versions; every result carries them."""
     import torch  # takes seconds, which what asks for less need not wait for
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return quick_facts() | {"threads": torch.get_num_threads(), "gpus": gpus}
+    made = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "commit": commit(Path(__file__))}
+    return made | quick_facts() | {"threads": torch.get_num_threads(), "gpus": gpus}
 
 
 def quick_facts() -> dict[str, Any]:
@@ -41,6 +46,22 @@ def quick_facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions(),
     }
+
+
+def commit(file: Path) -> str | None:
+    """The commit that a file is checked out from, with ``-dirty`` where tracked files differ from it.
+
+    None where the file is no part of a checkout, even if it lies inside of another project's, or git does not tell.
+    """
+    ask = ["git", "-C", str(file.parent)]
+    tracked = [*ask, "ls-files", "--error-unmatch", "--", file.name]
+    named = [*ask, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        for command in (tracked, named):
+            told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_SECONDS).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.strip()
 
 
 def versions() -> dict[str, str]:

@@ -115,7 +115,8 @@ class RequestSampler:
             One token id per row: ``argmax(logit / T + Gumbel(seed, position))``, or the plain argmax at temperature 0.
 
         Raises:
-            NumericsError: a row holds NaN or infinity, or no token is allowed.
+            NumericsError: a row holds NaN or infinity.
+            RequestError: no token is allowed, or a processor failed.
         """
         ids, _ = self._best(self._adjusted(logits, paths), paths, 1)
         return [int(token) for token in ids[:, 0].tolist()]
@@ -140,7 +141,8 @@ class RequestSampler:
         """Each row's full distribution after all processing; temperature 0 is one-hot.
 
         Raises:
-            NumericsError: a row holds NaN or infinity, or no token is allowed.
+            NumericsError: a row holds NaN or infinity.
+            RequestError: no token is allowed, or a processor failed.
         """
         adjusted = self._adjusted(logits, paths)
         scaled = adjusted / self._temperature
