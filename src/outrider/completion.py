@@ -141,7 +141,7 @@ class Completion:
 
     @property
     def prediction(self) -> Prediction | None:
-        """Cost coefficient and predicted speedup of a prompt completed alone; None where nothing was drafted."""
+        """Cost coefficient and estimated speedup of a prompt completed alone; None where nothing was drafted."""
         return Prediction.of(self.speculation, self.seconds)
 
     @property

@@ -143,7 +143,7 @@ class Engine:
         self._drafter.observe(Outcome(context, trees, decided, batch, output, _committed(work, batch, decided)))
         clock.append(time.perf_counter())
 
-        self._record(work, clock, sum(len(verdict.tokens) for verdict in decided))
+        self._record(work, clock, sum(len(verdict.tokens) for verdict in decided), sum(map(len, trees)))
         self._close_ended()
 
     def _decide(self, item: Work, tree: TokenTree, rows: TargetRows) -> Verdict:
@@ -240,13 +240,14 @@ class Engine:
         progress, self._progress = self._progress, []
         return progress
 
-    def _record(self, work: Sequence[Work], clock: Sequence[float], tokens: int) -> None:
+    def _record(self, work: Sequence[Work], clock: Sequence[float], tokens: int, rows: int) -> None:
         begun, scheduled, proposed, packed, forwarded, decided, observed = clock
         total, draft, verify = observed - begun, proposed - scheduled + observed - decided, forwarded - packed
         if any(item.forced for item in work):
             self.seconds.prefill += total
         else:
-            self.seconds.add_round(draft=draft, verify=verify, other=total - draft - verify, tokens=tokens)
+            other = total - draft - verify
+            self.seconds.add_round(draft=draft, verify=verify, other=other, tokens=tokens, rows=rows)
 
 
 def _view(item: Work, endings: Endings) -> DraftSequence:

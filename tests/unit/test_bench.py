@@ -368,7 +368,7 @@ class TestBench:
             ("--json nowhere/out.json", "nowhere"),
             ("--algorithms draft_model --limit 2", "--speculative-draft-model-path"),
             ("--select i==6", "context"),
-            ("--algorithms ngram --speculative-num-steps 2", "--speculative-num-steps is an option of none of"),
+            ("--algorithms ngram --speculative-num-steps 2", "--num-steps is an option of none of"),
         ],
     )
     def test_bad_input(

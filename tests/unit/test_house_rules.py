@@ -23,7 +23,7 @@ LAYERS = {
     "prompts": {"errors", "prompts"},
     "sampling": {"errors", "kernels", "law", "sampling"},
     "tree": {"law"},
-    "kernels": {"kernels"},
+    "kernels": {"errors", "kernels"},
     "kv": {"errors", "kv"},
     "verify": {"errors", "law", "sampling", "tree", "verify"},
     "target": {"errors", "kernels", "kv", "target", "tree"},

@@ -11,6 +11,7 @@ from typing import Final
 import torch
 
 from outrider.errors import ConfigError, ModelError
+from outrider.kernels.native import warn_of_slow_kernels
 from outrider.target.base import TargetModel
 from outrider.target.hf import ATTENTION, HFModel
 from outrider.target.loading import load, open_model
@@ -108,6 +109,7 @@ def _load_native(model: str | Path, options: LoadOptions) -> Served:
         raise UnsuitableError(reason)
     quantization = Quantization.W4 if options.quantization == _AUTO else Quantization.named(options.quantization)
     longest = _longest(files.context_length, options)
+    warn_of_slow_kernels()
     try:
         return NativeModel.of(files, quantization=quantization, context_length=longest), files.tokenizer
     except ModelError as error:  # names or kinds of weights, or a configuration, that only another backend knows

@@ -1,7 +1,6 @@
 """Find a model by path, hub id or name, and load it ready to serve."""
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,13 +20,11 @@ from outrider.target.gguf import GGUFFile, read_gguf
 from outrider.target.gguf_config import ModelPlan, check_tensors, plan_model
 from outrider.target.gguf_tokenizer import build_tokenizer
 from outrider.target.hf_tokenizer import FolderTokenizer, load_folder_tokenizer
+from outrider.target.models_folder import HEAD_SUFFIX, models_folder, named_models
 from outrider.target.shipped import paying_heads
 from outrider.target.tokenizer import Tokenizer
 from outrider.target.weight_files import has_own_output_layer, tell_unread, weight_files
 
-HEAD_SUFFIX: Final = ".head"
-"""Of the folder beside a model that holds a head trained for it."""
-MODELS_VARIABLE: Final = "OUTRIDER_MODELS"
 _MOST_LAYERS: Final = 1 << 16
 """Of a configuration without weights."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -103,11 +100,6 @@ def load(
     )
 
 
-def models_folder() -> Path:
-    """Return the folder in which models are looked up by name."""
-    return Path(os.environ.get(MODELS_VARIABLE) or Path.home() / ".cache" / "outrider" / "models")
-
-
 def find(model: str | Path) -> tuple[Path, str]:
     """Find a model's folder or GGUF file, and the name to call it by.
 
@@ -171,16 +163,6 @@ def _hub_copy(model: str) -> Path | None:
         return Path(snapshot_download(model, allow_patterns=_HUB_FILES, local_files_only=True))
     except Exception:  # noqa: BLE001 - the client's errors have no common base; loading will tell
         return None
-
-
-def named_models() -> dict[str, Path]:
-    """Return every model in the models folder, GGUF files and folders, by name."""
-    folder = models_folder()
-    if not folder.is_dir():
-        return {}
-    files = {path.stem: path for path in folder.glob("*.gguf")}
-    folders = [path.parent for path in folder.glob("*/config.json")]
-    return files | {path.name: path for path in folders if path.suffix != HEAD_SUFFIX}
 
 
 def _find_by_name(name: str) -> Path | None:
