@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, cast, get_type_hints
@@ -89,16 +92,30 @@ class TrainingFlags:
         values = {flag.field: value for flag, value in self._given() if flag.owner == owner}
         return kind(**values)
 
-    def check_used(self, method: str) -> None:
-        """Refuse an option of another method.
+    def check_used(self, method: str, *, prompts: bool, synthesise: bool) -> None:
+        """Refuse an option that would change nothing.
+
+        Args:
+            method: what is trained.
+            prompts: whether there are any to answer.
+            synthesise: whether the model is to make some.
 
         Raises:
-            ConfigError: naming it.
+            ConfigError: naming it, and what it is an option of.
         """
         used = {method, "settings", "data", "synthesis", "answers"}
         for name, flags in _flags().items():
-            if getattr(self, name.replace("-", "_")) is not None and not used & {flag.owner for flag in flags}:
+            if getattr(self, name.replace("-", "_")) is None:
+                continue
+            owners = {flag.owner for flag in flags}
+            if not used & owners:
                 raise ConfigError(f"--{name} is not an option of training {method}, but of {flags[0].owner}")
+            if owners == {"synthesis"} and not synthesise:
+                raise ConfigError(f"--{name} is an option of making prompts, which needs --synthesise N")
+            if owners == {"answers"} and not prompts:
+                raise ConfigError(f"--{name} is an option of answering prompts, which needs --data or --synthesise N")
+        if self.of("settings").start_from and getattr(self, "vocabulary", None) is not None:
+            raise ConfigError("--vocabulary is of no use with --start-from: a head brings its own draft vocabulary")
 
     def _given(self) -> Iterator[tuple[_Flag, Any]]:
         for name, flags in _flags().items():
@@ -133,42 +150,85 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
         model: the target.
         output_folder: gets the trained head, the record of the training and its curve.
         data: JSONL file of prompts, {"messages": …} or {"prompt": …} on each line; may be given more than once.
-        synthesise: have the model make so many prompts itself.
+        synthesise: have the model make so many prompts itself; those of an earlier run count among them.
         data_folder: where prompts, answers and hidden rows are kept, for other trainings too; by default OUTPUT/data.
         online: answer prompts while training runs through them; of the answers the disk then holds those that judge the
             head, with hidden rows, and the first 256 to train on, whose tokens make the draft vocabulary.
         backend: what runs the model.
         flags: options of the data, the loop and the method.
-        as_json: print one JSON object as the last line.
+        as_json: print one JSON object on standard output, and everything else on standard error.
     """
+    recipe: Recipe = flags.of(recipe_class(method).method)
+    flags.check_used(recipe.method, prompts=bool(data or synthesise), synthesise=bool(synthesise))
+    working = _together(online=online)
+    console = (output.side() if as_json else output.screen()) if working.rank == 0 else Console(quiet=True)
+    try:
+        with _without_warnings():
+            found = _train(
+                recipe,
+                _Asked(model, output_folder, backend, flags, working, console),
+                data_folder or output_folder / "data",
+                prompts=data,
+                synthesised=synthesise,
+                online=online,
+            )
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on from here")
+        raise
+    if working.rank == 0 and as_json:
+        output.write_json(found)
+    return 0
+
+
+class _Asked(NamedTuple):
+    """What one command asks for, beside its texts."""
+
+    model: str
+    output: Path
+    backend: str
+    flags: TrainingFlags
+    working: Workers
+    console: Console
+
+
+def _train(recipe: Recipe, asked: _Asked, place: Path, **texts: Any) -> dict[str, Any]:
+    """Gather, train and measure; gives what is told to machines, which the first worker alone has."""
     from outrider.llm import LLM
     from outrider.target.loading import find
+    from outrider.train.bars import waiting
     from outrider.train.bought import bought
-    from outrider.train.gather import Source, gather, hidden_rows
+    from outrider.train.checks import Plan
+    from outrider.train.gather import Source
+    from outrider.train.outcome import Outcome
     from outrider.train.run import train as run
-    from outrider.train.start import check_start
+    from outrider.train.state import TRAINING
 
-    recipe: Recipe = flags.of(recipe_class(method).method)
-    flags.check_used(recipe.method)
-    settings, sizes = flags.of("settings"), flags.of("data")
-    working = _together(online=online)
-    console = output.screen() if working.rank == 0 else Console(quiet=True)
-    name, making = find(model)[1], {"synthesis": flags.of("synthesis"), "answers": flags.of("answers")}
-    place = data_folder or output_folder / "data"
-    source = Source(place, target=name, prompts=data, synthesised=synthesise, online=online, **making)
-    llm = LLM(model, speculation="none", backend=backend)
-    check_start(recipe, settings.start_from, output_folder, llm.engine.target)
-    with working.first_alone():
-        if working.rank == 0:
-            gather(llm, source, console, hidden_rows(llm, recipe, source, sizes))
-    trained = run(llm, recipe, source, output_folder, target_name=name, data=sizes, settings=settings, console=console)
-    if working.rank:
-        return 0
-    comparison = bought(llm, recipe.product.arms(recipe.method, output_folder), source.folder, console)
-    if as_json:
-        apart = {name: {"length": one.accepted_length, "rates": one.rates} for name, one in trained.apart.items()}
-        output.write_json({"training": trained.findings.summary(), "apart": apart, "bought": comparison})
-    return 0
+    settings, sizes, console = asked.flags.of("settings"), asked.flags.of("data"), asked.console
+    name, making = find(asked.model)[1], {part: asked.flags.of(part) for part in ("synthesis", "answers")}
+    source = Source(place, target=name, **texts, **making)
+    plan = Plan(recipe, source, sizes, settings, asked.output, asked.working.count)
+    plan.check_files()
+    with waiting(f"loading {name}", console):
+        llm = LLM(asked.model, speculation="none", backend=asked.backend)
+    plan.check_model(llm, console)
+    trained = run(llm, recipe, source, asked.output, target_name=name, data=sizes, settings=settings, console=console)
+    if asked.working.rank or trained.texts is None:
+        return {}
+    comparison = bought(llm, recipe.product.arms(recipe.method, asked.output), trained.texts.held_out, console)
+    outcome = Outcome(asked.model, recipe.method, asked.output, trained, comparison, online=source.online)
+    trained.findings.write(asked.output / TRAINING, outcome.to_json())
+    for line in outcome.lines():
+        console.print(line)
+    return {"training": trained.findings.summary()} | outcome.to_json()
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Keep warnings of libraries, which no user of this command can heed, off the screen; -W shows them."""
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            warnings.simplefilter("ignore")
+        yield
 
 
 def _together(*, online: bool) -> Workers:

@@ -1,0 +1,219 @@
+"""What can be known to fail is said before prompts are made, and most of it before the model is loaded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from outrider.errors import ConfigError, TrainingError
+from outrider.heads.checkpoint import CONFIG
+from outrider.train.example import Example
+from outrider.train.gather import (
+    ANSWERS,
+    NOBODY_JUDGES,
+    DataConfig,
+    Source,
+    Texts,
+    hidden_rows,
+    known_facts,
+    text_facts,
+    to_answer,
+)
+from outrider.train.identity import check_identity, check_precision, identity
+from outrider.train.prompts import VALIDATION_SHARE
+from outrider.train.recipes.base import Recipe
+from outrider.train.regenerate import read_answers
+from outrider.train.settings import AUTO, Settings
+from outrider.train.start import beginning, check_start, networks, started_head
+from outrider.train.state import STATE, TRAINING, load_state
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from outrider.llm import LLM
+
+LEAST_JUDGING: Final = 3
+"""Texts that so many new prompts should leave to judge by, as far as can be told before they are made."""
+_COPIES: Final = 9
+"""A training's weights on disk: with both moments of AdamW in the state and in what replaces it, the best ones and what
+replaces them, and the head that is written."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A training before anything of it was done."""
+
+    recipe: Recipe
+    source: Source
+    data: DataConfig
+    settings: Settings
+    output: Path
+    workers: int = 1
+
+    @property
+    def places(self) -> list[Path]:
+        """The folder of each network."""
+        return [self.recipe.product.place(self.output, number) for number in range(networks(self.recipe))]
+
+    def check_files(self) -> None:
+        """Refuse what can be told without the model.
+
+        Raises:
+            ConfigError: a folder cannot be written or would lose a model; there would be nothing to train on or to
+                judge by; a file of prompts cannot be read, holds prompts that heads are measured on, or was made
+                otherwise.
+        """
+        for folder, flag in ((self.output, "--output"), (self.source.folder, "--data-folder")):
+            _check_folder(folder, flag)
+        start = self.settings.start_from
+        if start and Path(start).resolve() == self.output.resolve():
+            raise ConfigError(f"--output would write over {start}, the head to start from; name another folder")
+        for place in self.places:
+            if (place / CONFIG).exists() and not (place / TRAINING / STATE).exists():
+                raise ConfigError(
+                    f"{place} holds a model that no training in it has made, and it would be written over; name "
+                    "another folder with --output"
+                )
+        _check_texts(self.source)
+
+    def check_model(self, llm: LLM, console: Console) -> None:
+        """Refuse what the loaded model tells.
+
+        Args:
+            llm: the target.
+            console: where to tell of a disk that may become full.
+
+        Raises:
+            ModelError: the head to begin with cannot be read.
+            ConfigError: an option or the head to begin with does not fit the target, or the disk has no room.
+            TrainingError: the output folder holds a training that could not be gone on with.
+        """
+        check_start(self.recipe, self.settings.start_from, self.output, llm.engine.target)
+        ends = len(llm.tokenizer.eos_ids) if llm.tokenizer else 0
+        if 0 < self.data.vocabulary < ends:
+            raise ConfigError(
+                f"--vocabulary {self.data.vocabulary} is too small: {ends} tokens end a text of this model, and each "
+                "must be in it"
+            )
+        self._check_state(llm)
+        self._check_room(llm, console)
+
+    def _check_state(self, llm: LLM) -> None:
+        """Refuse to make texts for a training that could not be gone on with then."""
+        target, settings = llm.engine.target, self.settings
+        read = self.recipe.layers_read(target)
+        facts = known_facts(self.source, self.data, read, target, started=bool(settings.start_from))
+        facts |= {"workers": self.workers, **beginning(self.recipe, settings.start_from, target)}
+        for place in self.places:
+            folder = place / TRAINING
+            if (state := load_state(folder / STATE)) is None:
+                continue
+            check_identity(folder, state["identity"], identity(self.recipe, settings, facts), self.recipe, whole=False)
+            check_precision(folder, state["progress"]["precision"], settings.precision, AUTO)
+            self._check_same_texts(llm, place)
+            now = text_facts(self.source, Texts.of(self.source, self.data))
+            check_identity(folder, state["identity"], now, self.recipe, whole=False)
+
+    def _check_same_texts(self, llm: LLM, place: Path) -> None:
+        new, unanswered = self.source.to_make(), len(to_answer(llm, self.source, self.data))
+        if new or unanswered:
+            told = [f"{new:,} prompts to make"] * bool(new) + [f"{unanswered:,} to answer"] * bool(unanswered)
+            raise TrainingError(
+                f"{place / TRAINING} holds a training on the texts there were, and now there are {' and '.join(told)}; "
+                f"give another --output with --data-folder {self.source.folder}, and with --start-from {place} to go "
+                "on from its weights"
+            )
+
+    def _check_room(self, llm: LLM, console: Console) -> None:
+        """Refuse a disk without room for what is sure to be written, and tell of one that may become full."""
+        source, weights, free = self.source, _COPIES * self._weight_bytes(llm), _free(self.output)
+        if weights > free:
+            raise ConfigError(
+                f"the training's weights take {_size(weights)}, and {_size(free)} are free for {self.output}; free "
+                "some space, or name a folder on another disk with --output"
+            )
+        rows = hidden_rows(llm, self.recipe, source, self.data)
+        longest = min(source.answers.longest_prompt + source.answers.max_tokens, llm.engine.target.context_length)
+        unanswered = 0 if source.online else source.to_make() + len(to_answer(llm, source, self.data))
+        known = [] if source.online else _answers(source)
+        sure, most = rows.bytes_to_come(known, 0), rows.bytes_to_come(known, unanswered * longest)
+        free = _free(source.folder)
+        if sure > free:
+            fitting = max(0.01, (rows.bytes + 0.9 * free) / 2e9)
+            raise ConfigError(
+                f"the hidden rows of the answers take {_size(sure)} more, and {_size(free)} are free for "
+                f"{source.folder}; free some space, give --buffer-gb {fitting:.2f}, or name another --data-folder"
+            )
+        if most > free:
+            console.print(
+                f"disk: hidden rows may come to {_size(most)}, and {_size(free)} are free for {source.folder}; "
+                "--buffer-gb bounds them"
+            )
+
+    def _weight_bytes(self, llm: LLM) -> int:
+        """Bytes of the weights to be trained; none where only reading the target's files would tell."""
+        target, start = llm.engine.target, self.settings.start_from
+        if not self.recipe.product.starts_from_heads:
+            return 0
+        if start:
+            head = started_head(self.recipe, Path(start), target)
+        else:
+            size = min(self.data.vocabulary or target.vocabulary, target.vocabulary)
+            head = self.recipe.head(target, torch.arange(size), 0)
+        return sum(weight.numel() * weight.element_size() for weight in head.state_dict().values())
+
+
+def _check_folder(folder: Path, flag: str) -> None:
+    place = _there(folder)
+    if not place.is_dir():
+        raise ConfigError(f"{folder} cannot be made, since {place} is a file; name another folder with {flag}")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(f"{folder} cannot be written: nothing may be made in {place}; name another with {flag}")
+
+
+def _check_texts(source: Source) -> None:
+    """Refuse what leaves nothing to train on or to judge by."""
+    prompts, new = source.read(), source.to_make()
+    judging, answers = sum(prompt.for_validation for prompt in prompts), len(_answers(source))
+    if not prompts and not new and not answers:
+        raise ConfigError(
+            f"there is nothing to train on: {source.folder} holds no answers; name prompts with --data FILE, or have "
+            "the model make some with --synthesise 2000"
+        )
+    there = max(judging, len(_answers(source, judging=True)))
+    if not new and prompts and not there:
+        raise ConfigError(NOBODY_JUDGES.format(count=len(prompts)))
+    if not new and len(prompts) == judging and not _answers(source, judging=False):
+        raise ConfigError(
+            f"all {judging} prompts are kept to judge by, and none is left to train on; give more of them with --data"
+        )
+    if new and there + VALIDATION_SHARE * new < LEAST_JUDGING:
+        least = source.synthesised - new + (LEAST_JUDGING - there) / VALIDATION_SHARE
+        raise ConfigError(
+            f"--synthesise {source.synthesised} would leave about {there + VALIDATION_SHARE * new:.0f} texts to judge "
+            f"by, since {100 * VALIDATION_SHARE:.0f} in 100 prompts are kept for that; ask for {least:.0f} or more"
+        )
+
+
+def _answers(source: Source, *, judging: bool | None = None) -> list[Example]:
+    file = source.folder / ANSWERS
+    return read_answers(file, validation=judging) if file.exists() else []
+
+
+def _there(folder: Path) -> Path:
+    """The folder, or the nearest above it that is there."""
+    whole = folder.absolute()
+    return next(place for place in (whole, *whole.parents) if place.exists())
+
+
+def _free(folder: Path) -> int:
+    return shutil.disk_usage(_there(folder)).free
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.0f} MB"
