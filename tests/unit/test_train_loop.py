@@ -29,6 +29,7 @@ from outrider.train import loop
 from outrider.train import state as state_files
 from outrider.train.batches import Batch, held_out_batches
 from outrider.train.curve import fit
+from outrider.train.intervals import gain
 from outrider.train.loop import Trained, Training
 from outrider.train.plot import picture
 from outrider.train.precision import probe
@@ -119,7 +120,7 @@ def test_a_finished_training_is_not_trained_again(tmp_path: Path) -> None:
 
 def test_another_training_in_the_folder_is_refused(tmp_path: Path) -> None:
     run(tmp_path)
-    with pytest.raises(TrainingError, match=r"holds a training with learning_rate = 0.001, not 0.01; go on with"):
+    with pytest.raises(TrainingError, match=r"holds a training with --learning-rate 0.001, not 0.01; go on with"):
         run(tmp_path, learning_rate=0.01)
 
 
@@ -210,9 +211,12 @@ def test_it_stops_early_and_keeps_the_best(tmp_path: Path) -> None:
     options = settings(tokens=100_000, judgements=40, patience=3, learning_rate=1e-2)
     trained = Training(task, options, tmp_path).run()
     found = trained.findings
-    assert found.ended == "stopped early: the last 3 judgements were no better than the best"
+    assert found.ended.startswith(
+        "stopped early: the last 3 judgements were surely worse than the best, the latest by -"
+    )
     assert found.tokens < 100_000
-    assert len(found.judged) - 1 - found.best_index == 3
+    later = [gain(found.best.counts, judgement.counts) for judgement in found.judged[found.best_index + 1 :]]
+    assert [change.high < 0 for change in later][-3:] == [True] * 3
     assert found.best.length == max(judgement.length for judgement in found.judged)
     kept = torch.load(tmp_path / "best.pt", weights_only=True)["head"]
     assert same(kept, trained.head.state_dict())

@@ -27,9 +27,9 @@ def live(console: Console | None, *columns: ProgressColumn) -> Progress:
         *columns,
         console=shown or Console(quiet=True),
         disable=shown is None,
-        redirect_stdout=shown is not None
-        and shown is console
-        and not shown.stderr,  # a bar must not catch what goes to a file
+        redirect_stdout=console is not None
+        and console.is_terminal
+        and not console.stderr,  # a file's lines stay its own
         transient=True,
     )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -15,7 +17,9 @@ from outrider.heads.checkpoint import CONFIG
 from outrider.train.example import Example
 from outrider.train.gather import (
     ANSWERS,
+    HELD_OUT,
     NOBODY_JUDGES,
+    TEXTS,
     DataConfig,
     Source,
     Texts,
@@ -115,19 +119,28 @@ class Plan:
                 continue
             check_identity(folder, state["identity"], identity(self.recipe, settings, facts), self.recipe, whole=False)
             check_precision(folder, state["progress"]["precision"], settings.precision, AUTO)
-            self._check_same_texts(llm, place)
-            now = text_facts(self.source, Texts.of(self.source, self.data))
-            check_identity(folder, state["identity"], now, self.recipe, whole=False)
+            if not self._texts_to_come(llm, place, state["identity"]):
+                now = text_facts(self.source, Texts.of(self.source, self.data))
+                check_identity(folder, state["identity"], now, self.recipe, whole=False)
 
-    def _check_same_texts(self, llm: LLM, place: Path) -> None:
-        new, unanswered = self.source.to_make(), len(to_answer(llm, self.source, self.data))
-        if new or unanswered:
-            told = [f"{new:,} prompts to make"] * bool(new) + [f"{unanswered:,} to answer"] * bool(unanswered)
+    def _texts_to_come(self, llm: LLM, place: Path, before: Mapping[str, Any]) -> bool:
+        """Whether texts are yet to be made; refuses those that come beside all that a training was begun on.
+
+        Where there are fewer than it was begun on, the folder of texts has been lost, and is made again.
+        """
+        source, missing = self.source, to_answer(llm, self.source, self.data)
+        new, judging = source.to_make(), sum(prompt.for_validation for prompt in missing)
+        to_train = len(source.read()) if source.online else len(_answers(source, judging=False))
+        to_judge = min(self.data.held_out, len(_answers(source, judging=True)))
+        grown = (new or len(missing) > judging) and to_train >= _count(before, TEXTS)
+        if grown or (judging and to_judge >= _count(before, HELD_OUT)):
+            told = [f"{new:,} prompts to make"] * bool(new) + [f"{len(missing):,} to answer"] * bool(missing)
             raise TrainingError(
                 f"{place / TRAINING} holds a training on the texts there were, and now there are {' and '.join(told)}; "
-                f"give another --output with --data-folder {self.source.folder}, and with --start-from {place} to go "
-                "on from its weights"
+                f"give another --output with --data-folder {source.folder}, and with --start-from {place} to go on "
+                "from its weights"
             )
+        return bool(new or missing)
 
     def _check_room(self, llm: LLM, console: Console) -> None:
         """Refuse a disk without room for what is sure to be written, and tell of one that may become full."""
@@ -193,16 +206,22 @@ def _check_texts(source: Source) -> None:
             f"all {judging} prompts are kept to judge by, and none is left to train on; give more of them with --data"
         )
     if new and there + VALIDATION_SHARE * new < LEAST_JUDGING:
-        least = source.synthesised - new + (LEAST_JUDGING - there) / VALIDATION_SHARE
+        least = source.synthesised - new + round((LEAST_JUDGING - there) / VALIDATION_SHARE, 6)
         raise ConfigError(
-            f"--synthesise {source.synthesised} would leave about {there + VALIDATION_SHARE * new:.0f} texts to judge "
-            f"by, since {100 * VALIDATION_SHARE:.0f} in 100 prompts are kept for that; ask for {least:.0f} or more"
+            f"--synthesise {source.synthesised} leaves too few texts to judge by, about "
+            f"{there + VALIDATION_SHARE * new:.1f}, since {100 * VALIDATION_SHARE:.0f} in 100 prompts are kept for "
+            f"that; ask for {math.ceil(least)} or more"
         )
 
 
 def _answers(source: Source, *, judging: bool | None = None) -> list[Example]:
     file = source.folder / ANSWERS
     return read_answers(file, validation=judging) if file.exists() else []
+
+
+def _count(before: Mapping[str, Any], name: str) -> float:
+    """How many texts a training was begun on; without end where a state is too old to say."""
+    return int(before[name].split()[0]) if name in before else math.inf
 
 
 def _there(folder: Path) -> Path:

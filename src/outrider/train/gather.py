@@ -29,6 +29,9 @@ from outrider.train.teacher import Matrices
 from outrider.train.vocabulary import DraftVocabulary, draft_vocabulary
 
 ANSWERS: Final = "answers.jsonl"
+TEXTS: Final = "texts"
+HELD_OUT: Final = "texts held out"
+"""What names the texts of a training in its state: how many, and a hash of which."""
 NOBODY_JUDGES: Final = (
     "none of {count} prompts is kept to judge by: about one in thirty is, so give more of them, with --data or a "
     "larger --synthesise"
@@ -324,8 +327,8 @@ def text_facts(source: Source, texts: Texts) -> dict[str, object]:
     """Which texts are trained on, and which are judged by."""
     asked = [prompt.key for prompt in source.read()] if source.online else [example.key for example in texts.train]
     return {
-        "texts": _name_of(asked),
-        "texts held out": _name_of([example.key for example in texts.held_out]),
+        TEXTS: _name_of(asked),
+        HELD_OUT: _name_of([example.key for example in texts.held_out]),
     }
 
 

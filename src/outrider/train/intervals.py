@@ -34,6 +34,11 @@ class Interval:
         """The ends alone."""
         return f"{self.low:.2f} to {self.high:.2f}"
 
+    @property
+    def as_change(self) -> str:
+        """A difference with its sign, and its ends."""
+        return f"{self.value:+.3f} (95 %: {self.low:+.3f} to {self.high:+.3f})"
+
 
 @dataclass(frozen=True, eq=False)
 class Counts:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,14 +25,14 @@ from outrider.train.judge import Judgement, judge, prepared
 from outrider.train.optimiser import optimiser
 from outrider.train.precision import probe, under
 from outrider.train.progress import Watch
-from outrider.train.recipes.base import Acceptance, LossReport, Recipe
+from outrider.train.recipes.base import Acceptance, LossReport, Recipe, mean_parts
 from outrider.train.record import Record
 from outrider.train.report import Findings
 from outrider.train.settings import AUTO, Settings
 from outrider.train.state import STATE, fingerprint, fingerprint_of, load_state, save_state
 from outrider.train.stopwatch import JUDGING, Stopwatch
 from outrider.train.teacher import Teacher
-from outrider.train.workers import Alone, Workers
+from outrider.train.workers import Alone, Workers, repeatable
 
 if TYPE_CHECKING:
     from outrider.train.gather import Texts
@@ -133,7 +132,7 @@ class Training:
             TrainingError: the loss is no number, the disk is full, or the folder holds another training.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        _repeatable(self._workers.device)
+        repeatable(self._workers.device)
         self._resume()
         now = self._progress
         now.ended = self._verdict()  # more patience than it had ended with goes on
@@ -197,7 +196,7 @@ class Training:
         now.losses.append((now.tokens, loss))
         if record is not None:
             figures: dict[str, float] = {"step": now.step, "tokens": now.tokens, "epoch": self._stream.position.epoch}
-            figures |= {"learning_rate": rate, "loss": loss, "gradient": norm} | _mean_parts(reports)
+            figures |= {"learning_rate": rate, "loss": loss, "gradient": norm} | mean_parts(reports)
             record.add(figures | {f"{name}_s": round(spent, 3) for name, spent in self._stopwatch.seconds.items()})
         recent = now.losses[-20:]
         watch.step(
@@ -268,10 +267,10 @@ class Training:
             return f"all {settings.tokens:,} tokens were trained on"
         if settings.patience and now.worse >= settings.patience:
             change = gain(now.judged[now.best].counts, now.judged[-1].counts)
-            return (
-                f"stopped early: the last {now.worse} judgements were surely worse than the best, the latest by "
-                f"{change.value if change else 0:+.3f} (95 %: {change})"
+            by = (
+                f", the latest by {change.value:+.3f} (95 %: {change.low:+.3f} to {change.high:+.3f})" if change else ""
             )
+            return f"stopped early: the last {now.worse} judgements were surely worse than the best{by}"
         return ""
 
     def _judged_if_due(self, record: Record | None, watch: Watch) -> bool:
@@ -390,21 +389,3 @@ class Training:
             for line in found.lines():
                 self._console.print(line)
         return Trained(self._head, found)
-
-
-def _mean_parts(reports: Sequence[LossReport]) -> dict[str, float]:
-    """Parts of the loss over the batches of a step, by each report's weight."""
-    parts: dict[str, float] = {}
-    weights: dict[str, float] = {}
-    for report in reports:
-        for name, value in report.parts.items():
-            parts[name] = parts.get(name, 0.0) + float(value) * report.weight
-            weights[name] = weights.get(name, 0.0) + report.weight
-    return {name: value / max(weights[name], 1e-9) for name, value in parts.items()}
-
-
-def _repeatable(device: torch.device) -> None:
-    """Choose kernels that give the same bits each time; CPU kernels do already."""
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)

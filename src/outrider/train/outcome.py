@@ -82,8 +82,8 @@ class Outcome:
     def _speed(self) -> str:
         plain, *beside, own = self.bought
         others = "".join(f", {row['method']} {row['speedup']:.2f}×" for row in beside)
-        slower = "; a head that drafts this seldom right costs more than it brings" if own["speedup"] < 1 else ""
-        return f"{own['speedup']:.2f}× {plain['method']} at τ {own['accepted_length']:.2f}{others}{slower}"
+        slower = "; drafting costs more than it saves at this acceptance" if own["speedup"] < plain["speedup"] else ""
+        return f"{own['speedup']:.2f}× plain decoding at τ {own['accepted_length']:.2f}{others}{slower}"
 
     def _advice(self) -> Iterator[str]:
         found, texts, vocabulary = self.trained.findings, self.trained.texts, self.trained.vocabulary

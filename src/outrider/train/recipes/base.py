@@ -36,6 +36,17 @@ class LossReport:
     """Detached scalars worth a column of the record, each a mean by the same weights (loss by depth or by term)."""
 
 
+def mean_parts(reports: Sequence[LossReport]) -> dict[str, float]:
+    """Parts of the loss over the batches of a step, by each report's weight."""
+    parts: dict[str, float] = {}
+    weights: dict[str, float] = {}
+    for report in reports:
+        for name, value in report.parts.items():
+            parts[name] = parts.get(name, 0.0) + float(value) * report.weight
+            weights[name] = weights.get(name, 0.0) + report.weight
+    return {name: value / max(weights[name], 1e-9) for name, value in parts.items()}
+
+
 @dataclass(frozen=True, eq=False)
 class Acceptance:
     """Guesses that were the target's own most probable token, by depth; only starts accepted so far are tested."""
