@@ -242,7 +242,7 @@ def test_two_trainings_in_one_folder_are_kept_apart(
 def test_a_folder_that_cannot_be_locked_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(ConfigError, match="file cannot be used: .*; name another with --output"),
+        pytest.raises(ConfigError, match=r"file cannot be used: .*; name another with --output"),
         alone(tmp_path / "file", "training", "--output"),
     ):
         pass

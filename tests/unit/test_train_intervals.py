@@ -68,7 +68,7 @@ def test_few_texts_have_no_interval_and_unlike_ones_no_difference() -> None:
 
 def test_a_difference_on_the_same_texts_is_told_apart_where_two_intervals_are_not() -> None:
     before = counts(0.5, 30, 0, unlike=0.25)
-    after = Counts(np.minimum(before.accepted + [2, 0], before.tested), before.tested)
+    after = Counts(np.minimum(before.accepted + np.array([2, 0]), before.tested), before.tested)
     change, first, second = gain(before, after), length_interval(before), length_interval(after)
     assert change is not None
     assert first is not None

@@ -27,9 +27,8 @@ def live(console: Console | None, *columns: ProgressColumn) -> Progress:
         *columns,
         console=shown or Console(quiet=True),
         disable=shown is None,
-        redirect_stdout=console is not None
-        and console.is_terminal
-        and not console.stderr,  # a file's lines stay its own
+        # What goes to a file must not be caught by the bar.
+        redirect_stdout=shown is not None and not shown.stderr,
         transient=True,
     )
 

@@ -116,7 +116,7 @@ def outlook(judged: Sequence[Judgement], most: float) -> Outlook:
     rise = gain(half.counts, last.counts)
     if rise is None:
         return Outlook(reason=f"too few held-out texts to extrapolate: {last.texts}, and {LEAST_TEXTS} is the least")
-    told = f"from {half.tokens:,} to {last.tokens:,} tokens τ changed by {rise.value:+.3f} (95 %: {rise.low:+.3f} to {rise.high:+.3f})"
+    told = f"from {half.tokens:,} to {last.tokens:,} tokens τ changed by {rise.as_change}"
     law = fit([(judgement.tokens, judgement.length) for judgement in points], most)
     if rise.low <= 0 or law is None:
         return Outlook(reason=f"too flat to extrapolate: {told}")

@@ -267,9 +267,7 @@ class Training:
             return f"all {settings.tokens:,} tokens were trained on"
         if settings.patience and now.worse >= settings.patience:
             change = gain(now.judged[now.best].counts, now.judged[-1].counts)
-            by = (
-                f", the latest by {change.value:+.3f} (95 %: {change.low:+.3f} to {change.high:+.3f})" if change else ""
-            )
+            by = f", the latest by {change.as_change}" if change else ""
             return f"stopped early: the last {now.worse} judgements were surely worse than the best{by}"
         return ""
 
