@@ -11,36 +11,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tiny_folder import make_folder
+from train_commands import METHOD, make_place, words
 
 from outrider.cli import main
 from outrider.errors import ConfigError
 from outrider.train import checks
 from outrider.train.locks import alone
 
-SMALL = ["--tokens", "300", "--rows", "256", "--held-out", "4", "--precision", "fp32", "--judgements", "4"]
-METHOD = ["medusa", "--heads", "2", "--vocabulary", "128"]
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, prompts for it, and the head of a training that has ended."""
-    folder = tmp_path_factory.mktemp("checks")
-    make_folder(folder / "model")
-    lines = [json.dumps({"prompt": f"say {number} and {number * number} aloud"}) + "\n" for number in range(150)]
-    (folder / "prompts.jsonl").write_text("".join(lines))
-    (folder / "more.jsonl").write_text("".join([*lines, json.dumps({"prompt": "and one more?"}) + "\n"]))
+    folder = make_place(tmp_path_factory.mktemp("checks"))
+    prompts = (folder / "prompts.jsonl").read_text()
+    (folder / "more.jsonl").write_text(prompts + json.dumps({"prompt": "and one more?"}) + "\n")
     command = words(folder, "--data", str(folder / "prompts.jsonl"), "--output", str(folder / "done"))
     assert main([*command, "--answer-max-tokens", "10", "--patience", "0"]) == 0
     return folder
-
-
-def words(place: Path, *more: str, method: list[str] = METHOD) -> list[str]:
-    """A command, with whatever of :data:`SMALL` it does not say otherwise."""
-    small = [
-        word for flag, value in zip(SMALL[::2], SMALL[1::2], strict=True) if flag not in more for word in (flag, value)
-    ]
-    return ["train", *method, "--model", str(place / "model"), *small, *more]
 
 
 class Refusal(NamedTuple):

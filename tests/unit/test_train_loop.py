@@ -227,7 +227,7 @@ def test_it_does_not_stop_for_a_worse_figure_that_may_be_chance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The best judgement is followed by worse ones that lie within the interval of the difference."""
-    found = iter([0.5, *[0.49] * 100])
+    found = iter([0.5, *[0.45] * 100])
 
     def judged(*arguments: object) -> Acceptance:
         rate = next(found)
