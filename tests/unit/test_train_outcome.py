@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from test_train_checks import place as place
-from test_train_checks import words
+from train_commands import make_place, words
 
 from outrider.cli import main
 from outrider.train.bars import bar
@@ -63,7 +62,7 @@ def outcome(
 
 def test_the_end_says_what_was_trained_how_good_it_is_and_how_to_use_it() -> None:
     text = "\n".join(outcome(1.5).lines())
-    assert "Trained: medusa for my model on 16,000 answer tokens (40 texts, each read 4.0 times), in 'heads/of" in text
+    assert "Trained: medusa for my model on 16,000 answer tokens (4.0 passes over 40 texts), in 'heads/of mine'" in text
     assert "Held out: τ 1.87 (1.87 to 1.88), α by position 0.87 (0.87 to 0.88); 95 % intervals over 40 texts" in text
     assert "Speed here: 1.50× plain decoding at τ 1.20, ngram 1.30×" in text
     command = "outrider generate \"…\" --model 'my model' --speculative-draft-model-path 'heads/of mine'"
@@ -78,7 +77,7 @@ def test_it_says_what_is_not_good_and_what_cannot_be_told() -> None:
     text = "\n".join(outcome(0.8, texts=3, rising=False, tokens=4000, covered=90).lines())
     assert "0.80× plain decoding at τ 1.20, ngram 1.30×; drafting costs more than it saves at this acceptance" in text
     assert "3 texts are too few for an interval" in text
-    assert "the curve does not say how far: too few held-out texts to extrapolate" in text
+    assert "how far cannot be told: too few held-out texts to extrapolate" in text
     assert "a larger --vocabulary: 9 tokens cover 90.0% of the answers" in text
     assert "more prompts narrow the intervals, too: 3 in 100 are kept to judge by" in text
     assert "since each text was read" not in text

@@ -207,15 +207,26 @@ def _train(recipe: Recipe, asked: _Asked, place: Path, **texts: Any) -> dict[str
     name, making = find(asked.model)[1], {part: asked.flags.of(part) for part in ("synthesis", "answers")}
     source = Source(place, target=name, **texts, **making)
     plan = Plan(recipe, source, sizes, settings, asked.output, asked.working.count)
-    plan.check_files()
+    first = asked.working.rank == 0  # which writes what others would be reading meanwhile
+    if first:
+        plan.check_files()
     with waiting(f"loading {name}", console):
         llm = LLM(asked.model, speculation="none", backend=asked.backend)
-    plan.check_model(llm, console)
+    if first:
+        plan.check_model(llm, console)
     trained = run(llm, recipe, source, asked.output, target_name=name, data=sizes, settings=settings, console=console)
-    if asked.working.rank or trained.texts is None:
+    if not first or trained.texts is None:
         return {}
     comparison = bought(llm, recipe.product.arms(recipe.method, asked.output), trained.texts.held_out, console)
-    outcome = Outcome(asked.model, recipe.method, asked.output, trained, comparison, online=source.online)
+    outcome = Outcome(
+        model=asked.model,
+        method=recipe.method,
+        output=asked.output,
+        trained=trained,
+        bought=comparison,
+        starts=recipe.product.starts_from_heads,
+        online=source.online,
+    )
     trained.findings.write(asked.output / TRAINING, outcome.to_json())
     for line in outcome.lines():
         console.print(line)

@@ -135,10 +135,11 @@ class Plan:
         grown = (new or len(missing) > judging) and to_train >= _count(before, TEXTS)
         if grown or (judging and to_judge >= _count(before, HELD_OUT)):
             told = [f"{new:,} prompts to make"] * bool(new) + [f"{len(missing):,} to answer"] * bool(missing)
+            starts = f", and with --start-from {place} to go on from its weights"
             raise TrainingError(
                 f"{place / TRAINING} holds a training on the texts there were, and now there are {' and '.join(told)}; "
-                f"give another --output with --data-folder {source.folder}, and with --start-from {place} to go on "
-                "from its weights"
+                f"give another --output with --data-folder {source.folder}"
+                f"{starts if self.recipe.product.starts_from_heads else ''}"
             )
         return bool(new or missing)
 

@@ -20,7 +20,7 @@ _OLDER: Final = {"head's shapes": SHAPES}
 _WAYS: Final = {
     "tokens": "the learning rate falls over all of them, so none can be added; go on from its weights with "
     "--start-from {head} and another --output",
-    SHAPES: "go on with the same --vocabulary and the same sizes, or name another --output",
+    SHAPES: "go on with the same --vocabulary and sizes, or name another --output",
 }
 """Ways out that are not to give the same again."""
 _SAME: Final = "go on with the same options, or choose another folder with --output"
@@ -58,7 +58,9 @@ def check_identity(
     known = dict(now) | {name: value for name, value in _defaults(recipe).items() if name in now} | older
     for name in sorted(known.keys() | now.keys() if whole else now.keys()):
         if known.get(name) != now.get(name):
-            raise TrainingError(_differs(folder, name, known.get(name), now.get(name), _defaults(recipe)))
+            ways = _WAYS if recipe.product.starts_from_heads else {}
+            way = ways.get(name, _SAME).format(head=folder.parent)
+            raise TrainingError(_differs(folder, name, known.get(name), now.get(name), way, _defaults(recipe)))
 
 
 def check_precision(folder: Path, before: str, wanted: str, automatic: str) -> None:
@@ -68,11 +70,10 @@ def check_precision(folder: Path, before: str, wanted: str, automatic: str) -> N
         TrainingError: naming both.
     """
     if before and wanted not in (automatic, before):
-        raise TrainingError(_differs(folder, "precision", before, wanted, {"precision": before}))
+        raise TrainingError(_differs(folder, "precision", before, wanted, _SAME, {"precision"}))
 
 
-def _differs(folder: Path, name: str, before: object, now: object, options: Collection[str]) -> str:
-    way = _WAYS.get(name, _SAME).format(head=folder.parent)
+def _differs(folder: Path, name: str, before: object, now: object, way: str, options: Collection[str]) -> str:
     if isinstance(before, Mapping) or isinstance(now, Mapping):
         return f"{folder} holds a training with other {name}; {way}"
     told = f"--{name.replace('_', '-')}" if name in options else f"{name} ="

@@ -132,16 +132,22 @@ def make(
     begun = len(known.prompts)
     if begun >= count:
         if console is not None:
-            console.print(f"prompts: {begun:,} were made before, and --synthesise asked for {count:,}; all are used")
+            more = f", and --synthesise asked for {count:,}; all are used" if begun > count else ""
+            console.print(f"prompts: {begun:,} were made before{more}")
         return list(known.prompts)
-    synthesis = Synthesis(llm, config, before=known.prompts, tried=known.facts.get(_TRIED), held_out=held_out)
     facts, saved = {_TARGET: target} | _deciding(config), time.monotonic()
-    with closing(synthesis.up_to(count)) as new, bar("making prompts", count - begun, console) as tick:
-        for number, _ in enumerate(new, 1):
-            tick(number, f"{synthesis.dropped.total():,} dropped")
-            if time.monotonic() - saved >= _SAVED_EVERY:
-                _save(folder, synthesis, known.others, facts)
-                saved = time.monotonic()
+    with bar("making prompts", count - begun, console) as tick:
+
+        def tell(sampled: int) -> None:
+            tick(len(synthesis.made) - begun, f"{sampled:,} turns sampled, {synthesis.dropped.total():,} dropped")
+
+        tried = known.facts.get(_TRIED)
+        synthesis = Synthesis(llm, config, before=known.prompts, tried=tried, held_out=held_out, tell=tell)
+        with closing(synthesis.up_to(count)) as new:
+            for _ in new:
+                if time.monotonic() - saved >= _SAVED_EVERY:
+                    _save(folder, synthesis, known.others, facts)
+                    saved = time.monotonic()
     _save(folder, synthesis, known.others, facts)
     if console is not None:
         before = f" beside {begun:,} of before" if begun else ""

@@ -31,6 +31,8 @@ class Outcome:
     trained: Trained
     bought: Sequence[Mapping[str, Any]]
     """See :func:`outrider.train.bought.bought`: plain decoding first, the drafter last."""
+    starts: bool = True
+    """Whether a training can begin with what this one has made."""
     online: bool = False
     """Whether the texts were not kept, so that nobody knows how often each was read."""
 
@@ -68,7 +70,7 @@ class Outcome:
     @property
     def _passes_told(self) -> str:
         texts = self.trained.texts
-        return f" ({len(texts.train):,} texts, each read {self._passes:.1f} times)" if texts and self._passes else ""
+        return f" ({self._passes:.1f} passes over {len(texts.train):,} texts)" if texts and self._passes else ""
 
     def _quality(self) -> str:
         best = self.trained.findings.best
@@ -87,12 +89,12 @@ class Outcome:
 
     def _advice(self) -> Iterator[str]:
         found, texts, vocabulary = self.trained.findings, self.trained.texts, self.trained.vocabulary
-        on = f"--start-from {shlex.quote(str(self.output))} and another --output"
+        on = f" (go on with --start-from {shlex.quote(str(self.output))} and another --output)" if self.starts else ""
         if found.outlook.law is not None and found.outlook.twice is not None:
             twice = found.outlook.twice
-            yield f"more --tokens; the curve has τ {twice.value:.2f} ({twice}) at twice as many (go on with {on})"
+            yield f"more --tokens; the curve has τ {twice.value:.2f} ({twice}) at twice as many{on}"
         else:
-            yield f"perhaps more --tokens, but the curve does not say how far: {found.outlook}"
+            yield f"perhaps more --tokens, but how far cannot be told: {found.outlook}{on}"
         if self._passes > _OFTEN:
             yield f"more prompts (--synthesise, --data), since each text was read {self._passes:.1f} times"
         if vocabulary is not None and vocabulary.coverage < _COVERED:

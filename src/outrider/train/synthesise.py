@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -135,6 +135,7 @@ class Synthesis:
         before: the prompts that were made so far, in their order.
         tried: how many texts each part has tried for them, by its name.
         held_out: evaluation prompts; None takes those that come with Outrider.
+        tell: told how many turns the target has written, whenever one has ended.
     """
 
     def __init__(
@@ -145,8 +146,9 @@ class Synthesis:
         before: Iterable[Prompt] = (),
         tried: Mapping[str, int] | None = None,
         held_out: HeldOut | None = None,
+        tell: Callable[[int], None] = lambda sampled: None,
     ) -> None:
-        self._llm, self._config = llm, config
+        self._llm, self._config, self._tell = llm, config, tell
         self._sieve = Sieve(config, held_out or evaluation_prompts())
         self.made = list(before)
         """Every prompt so far."""
@@ -169,7 +171,7 @@ class Synthesis:
             ConfigError: there are not so many different prompts.
         """
         wanted = shares(count, self._config)
-        with closing(_Sampler(self._llm, self._sieve, self.tried, wanted)) as sampler:
+        with closing(_Sampler(self._llm, self._sieve, self.tried, wanted, self._tell)) as sampler:
             while (number := len(self.made)) < count:
                 done, due = (shares(total, self._config) for total in (number, number + 1))
                 cell = next(cell for cell in due if due[cell] > done[cell])
@@ -197,7 +199,15 @@ class Synthesis:
 class _Sampler:
     """User's turns as the target writes them, many decoded side by side and handed out by their numbers."""
 
-    def __init__(self, llm: LLM, sieve: Sieve, tried: Mapping[str, int], wanted: Mapping[Cell, int]) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        sieve: Sieve,
+        tried: Mapping[str, int],
+        wanted: Mapping[Cell, int],
+        tell: Callable[[int], None],
+    ) -> None:
+        self._tell, self._written = tell, 0
         self._llm, self._sieve, self._config = llm, sieve, sieve.config
         self._left = {cell: number for cell, number in wanted.items() if cell.sampled}
         self._drawn = {cell: tried[str(cell)] for cell in self._left}
@@ -231,6 +241,8 @@ class _Sampler:
             if isinstance(choice, RequestError):
                 raise choice
             self._ended[name] = choice
+            self._written += 1
+            self._tell(self._written)
         choice, config = self._ended.pop((kind, number)), self._config
         self._taken[Cell(kind, sampled=True)] = number + 1
         reason = _unfit(choice.text.strip(), choice.finish_reason, config)
