@@ -80,14 +80,15 @@ def read_again(paths: Sequence[Path]) -> list[Prompt]:
     """What :func:`outrider.train.prompts.read_prompts` reads, which takes seconds, once for as long as no file changes.
 
     Raises:
-        ConfigError: a file cannot be read, or holds prompts that heads are measured on.
+        ConfigError: a file cannot be read, is empty, or holds prompts that heads are measured on.
     """
-    return list(_read(tuple((path, *_stamp(path)) for path in paths)))
+    found = {prompt.key: prompt for path in paths for prompt in _read(path, *_stamp(path))}
+    return list(found.values())
 
 
-@lru_cache(maxsize=4)
-def _read(files: tuple[tuple[Path, int, int], ...]) -> tuple[Prompt, ...]:
-    return tuple(read_prompts([path for path, _, _ in files]))
+@lru_cache(maxsize=16)
+def _read(path: Path, changed: int, size: int) -> tuple[Prompt, ...]:
+    return tuple(read_prompts([path]))
 
 
 def _stamp(path: Path) -> tuple[int, int]:
