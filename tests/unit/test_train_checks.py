@@ -41,6 +41,7 @@ class Refusal(NamedTuple):
 REFUSALS = {
     "no texts": Refusal([], "there is nothing to train on: {new}/data holds no answers; name prompts with --data FILE"),
     "too few prompts": Refusal(["--synthesise", "40"], "leaves too few texts to judge by, about 1.2, since 3 in 100"),
+    "less than none": Refusal(["--synthesise", "-5", "--data", "{prompts}"], "--synthesise must be 0 or more, not -5"),
     "hardly enough": Refusal(["--synthesise", "99"], "ask for 100 or more"),
     "no file": Refusal(["--data", "{place}/none.jsonl"], "none.jsonl cannot be read"),
     "no file beside synthesis": Refusal(["--data", "{place}/none.jsonl", "--synthesise", "200"], "cannot be read"),

@@ -26,6 +26,14 @@ if TYPE_CHECKING:
     from outrider.train.workers import Workers
 
 T = TypeVar("T")
+_GROUPS: Final = {
+    "settings": "Training",
+    "data": "Texts and their hidden rows",
+    "synthesis": "Prompts that the model makes",
+    "answers": "Answers of the model",
+}
+"""Headings of the help, by whose options stand under them."""
+_METHODS: Final = "Options of single methods"
 
 
 class _Flag(NamedTuple):
@@ -65,14 +73,16 @@ def _flags() -> dict[str, list[_Flag]]:
 def _help(flags: list[_Flag]) -> str:
     texts: dict[str, list[str]] = {}
     for flag in flags:
-        texts.setdefault(flag.help, []).append(f"{flag.owner}: {flag.default}")
+        owner = "default" if flag.owner in _GROUPS else flag.owner
+        texts.setdefault(flag.help, []).append(f"{owner}: {flag.default}" if flag.default != "" else f"{owner}: none")
     return " ".join(f"{text} ({'; '.join(where)})" for text, where in texts.items())
 
 
 def _with_flags(base: type[T]) -> type[T]:
     fields = []
     for name, flags in _flags().items():
-        parameter = Parameter(name=f"--{name}", help=_help(flags), negative="")
+        group = _GROUPS.get(flags[0].owner, _METHODS)
+        parameter = Parameter(name=f"--{name}", help=_help(flags), negative="", group=group)
         kind = Annotated[flags[0].kind | None, parameter]  # type: ignore[valid-type]
         fields.append((name.replace("-", "_"), kind, dataclasses.field(default=None)))
     made = dataclasses.make_dataclass(base.__name__, fields, bases=(base,), frozen=True, kw_only=True)
@@ -103,7 +113,7 @@ class TrainingFlags:
         Raises:
             ConfigError: naming it, and what it is an option of.
         """
-        used = {method, "settings", "data", "synthesis", "answers"}
+        used = {method, *_GROUPS}
         for name, flags in _flags().items():
             if getattr(self, name.replace("-", "_")) is None:
                 continue
@@ -132,7 +142,7 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     *,
     model: str,
     output_folder: Annotated[Path, Parameter(name="--output")],
-    data: tuple[Path, ...] = (),
+    data: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
     synthesise: int = 0,
     data_folder: Path | None = None,
     online: Annotated[bool, Parameter(negative="")] = False,

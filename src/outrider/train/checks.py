@@ -192,6 +192,8 @@ def _check_folder(folder: Path, flag: str) -> None:
 
 def _check_texts(source: Source) -> None:
     """Refuse what leaves nothing to train on or to judge by."""
+    if source.synthesised < 0:
+        raise ConfigError(f"--synthesise must be 0 or more, not {source.synthesised}")
     prompts, new = source.read(), source.to_make()
     judging, answers = sum(prompt.for_validation for prompt in prompts), len(_answers(source))
     if not prompts and not new and not answers:
