@@ -41,6 +41,10 @@ class Refusal(NamedTuple):
 REFUSALS = {
     "no texts": Refusal([], "there is nothing to train on: {new}/data holds no answers; name prompts with --data FILE"),
     "too few prompts": Refusal(["--synthesise", "40"], "leaves too few texts to judge by, about 1.2, since 3 in 100"),
+    "other answers": Refusal(
+        ["--data-folder", "{place}/done/data", "--data", "{prompts}", "--answer-max-tokens", "7"],
+        "were made with --answer-max-tokens 10, and now it is 7; give --answer-max-tokens 10, or another --data-folder",
+    ),
     "less than none": Refusal(["--synthesise", "-5", "--data", "{prompts}"], "--synthesise must be 0 or more, not -5"),
     "hardly enough": Refusal(["--synthesise", "99"], "ask for 100 or more"),
     "no file": Refusal(["--data", "{place}/none.jsonl"], "none.jsonl cannot be read"),
@@ -140,6 +144,25 @@ def test_a_disk_without_room_is_named(
         assert main(command) == 2
     assert "0 MB are free for " in capsys.readouterr().err
     assert not (tmp_path / "new" / "data" / "answers.jsonl").exists()
+
+
+def test_what_is_not_said_of_prompts_and_answers_is_as_it_was(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder of texts is shared without repeating the options it was made with."""
+    made = ["--synthesise", "120", "--prompt-sampled-share", "0", "--prompt-seed", "3", "--answer-max-tokens", "10"]
+    options = ["--data-folder", str(tmp_path / "data"), "--patience", "0"]
+    assert main(words(place, *options, *made, "--output", str(tmp_path / "one"))) == 0
+    for name, more in (("two", []), ("three", ["--synthesise", "140"])):
+        capsys.readouterr()
+        assert main(words(place, *options, *more, "--output", str(tmp_path / name))) == 0, capsys.readouterr().err
+        told = f"as before in {tmp_path / 'data'}: --prompt-sampled-share 0.0 --prompt-seed 3 --answer-max-tokens 10\n"
+        assert told in capsys.readouterr().out
+    once = ["--data-folder", str(tmp_path / "once"), *made, "--synthesise", "140", "--output", str(tmp_path / "four")]
+    del once[once.index("--synthesise") : once.index("--synthesise") + 2]
+    assert main(words(place, *once, "--patience", "0")) == 0
+    files = [(tmp_path / name / "prompts.jsonl").read_bytes() for name in ("data", "once")]
+    assert files[0] == files[1]
 
 
 def test_a_lost_data_folder_is_made_again_and_the_training_goes_on(

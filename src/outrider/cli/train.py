@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, cast, get_type_hints
 
 from cyclopts import Parameter
@@ -17,6 +18,7 @@ from rich.console import Console
 from outrider.cli import output
 from outrider.errors import ConfigError
 from outrider.train.gather import DataConfig
+from outrider.train.made import PROMPTS
 from outrider.train.recipes.base import Recipe, recipe_class, trainable
 from outrider.train.regenerate import AnswerConfig
 from outrider.train.settings import Settings
@@ -96,11 +98,29 @@ def _with_flags(base: type[T]) -> type[T]:
 class TrainingFlags:
     """Options of the data, the loop and the methods."""
 
-    def of(self, owner: str) -> Any:
-        """The options of one owner, from what was given."""
+    def of(self, owner: str, before: Mapping[str, Any] = MappingProxyType({})) -> Any:
+        """The options of one owner, from what was given.
+
+        Args:
+            owner: see :func:`_parts`.
+            before: what stands in place of defaults.
+        """
         _, kind = _parts()[owner]
-        values = {flag.field: value for flag, value in self._given() if flag.owner == owner}
-        return kind(**values)
+        return kind(**{**before, **self._values(owner)})
+
+    def taken_over(self, owner: str, before: Mapping[str, Any]) -> list[str]:
+        """Of what stands in place of defaults, as flags, what was not given and is no default."""
+        prefix, kind = _parts()[owner]
+        defaults = {item.name: item.default for item in dataclasses.fields(kind)}
+        values = self._values(owner)
+        return [
+            f"--{prefix}{name.replace('_', '-')} {value}"
+            for name, value in before.items()
+            if name not in values and value != defaults[name]
+        ]
+
+    def _values(self, owner: str) -> dict[str, Any]:
+        return {flag.field: value for flag, value in self._given() if flag.owner == owner}
 
     def check_used(self, method: str, *, prompts: bool, synthesise: bool) -> None:
         """Refuse an option that would change nothing.
@@ -169,7 +189,9 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
         as_json: print one JSON object on standard output, and everything else on standard error.
     """
     recipe: Recipe = flags.of(recipe_class(method).method)
-    flags.check_used(recipe.method, prompts=bool(data or synthesise), synthesise=bool(synthesise))
+    place = data_folder or output_folder / "data"
+    prompts = bool(data or synthesise) or (place / PROMPTS).exists()
+    flags.check_used(recipe.method, prompts=prompts, synthesise=bool(synthesise))
     working = _together(online=online)
     console = (output.side() if as_json else output.screen()) if working.rank == 0 else Console(quiet=True)
     try:
@@ -177,7 +199,7 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
             found = _train(
                 recipe,
                 _Asked(model, output_folder, backend, flags, working, console),
-                data_folder or output_folder / "data",
+                place,
                 prompts=data,
                 synthesised=synthesise,
                 online=online,
@@ -208,13 +230,19 @@ def _train(recipe: Recipe, asked: _Asked, place: Path, **texts: Any) -> dict[str
     from outrider.train.bars import waiting
     from outrider.train.bought import bought
     from outrider.train.checks import Plan
-    from outrider.train.gather import Source
+    from outrider.train.gather import ANSWERS, Source
+    from outrider.train.made import prompt_options
     from outrider.train.outcome import Outcome
+    from outrider.train.regenerate import answer_options
     from outrider.train.run import train as run
     from outrider.train.state import TRAINING
 
     settings, sizes, console = asked.flags.of("settings"), asked.flags.of("data"), asked.console
-    name, making = find(asked.model)[1], {part: asked.flags.of(part) for part in ("synthesis", "answers")}
+    before = {"synthesis": prompt_options(place), "answers": answer_options(place / ANSWERS)}
+    if same := [flag for part, options in before.items() for flag in asked.flags.taken_over(part, options)]:
+        console.print(f"as before in {place}: {' '.join(same)}")
+    name = find(asked.model)[1]
+    making = {part: asked.flags.of(part, options) for part, options in before.items()}
     source = Source(place, target=name, **texts, **making)
     plan = Plan(recipe, source, sizes, settings, asked.output, asked.working.count)
     first = asked.working.rank == 0  # which writes what others would be reading meanwhile

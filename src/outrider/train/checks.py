@@ -31,7 +31,7 @@ from outrider.train.gather import (
 from outrider.train.identity import check_identity, check_precision, identity
 from outrider.train.prompts import VALIDATION_SHARE
 from outrider.train.recipes.base import Recipe
-from outrider.train.regenerate import read_answers
+from outrider.train.regenerate import check_answered, read_answers
 from outrider.train.settings import AUTO, Settings
 from outrider.train.start import beginning, check_start, networks, started_head
 from outrider.train.state import STATE, TRAINING, load_state
@@ -83,6 +83,9 @@ class Plan:
                     f"{place} holds a model that no training in it has made, and it would be written over; name "
                     "another folder with --output"
                 )
+        if self.source.target:
+            answers = self.source.answers if self.source.read() or self.source.synthesised else None
+            check_answered(self.source.folder / ANSWERS, self.source.target, answers)
         _check_texts(self.source)
 
     def check_model(self, llm: LLM, console: Console) -> None:

@@ -76,6 +76,16 @@ class Made:
             )
 
 
+def prompt_options(folder: Path) -> dict[str, Any]:
+    """Options that a folder's prompts were made with; none where no prompt was made.
+
+    Raises:
+        ConfigError: the account of them is damaged.
+    """
+    found = _facts(folder / MADE)
+    return {name: found[name] for name in _deciding(SynthesisConfig()) if name in found}
+
+
 def read_again(paths: Sequence[Path]) -> list[Prompt]:
     """What :func:`outrider.train.prompts.read_prompts` reads, which takes seconds, once for as long as no file changes.
 

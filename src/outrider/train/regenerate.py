@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -222,8 +222,7 @@ def regenerate(
     """
     chosen = config or AnswerConfig()
     assert llm.tokenizer is not None
-    facts = {"target": target, "tokenizer": llm.tokenizer.fingerprint()} | asdict(chosen)
-    facts.pop("abreast")  # changes the speed alone
+    facts = {"target": target, "tokenizer": llm.tokenizer.fingerprint()} | _deciding(chosen)
     file, report, begun = AnswerFile(path, facts), AnswerReport(), time.perf_counter()
     missing = [prompt for prompt in prompts if prompt.key not in file.keys]
     with closing(file), bar("answering prompts", len(missing), console) as tick:
@@ -298,19 +297,31 @@ def _cut_torn_line(path: Path) -> None:
         file.truncate(0)
 
 
-def check_answered(path: Path, target: str) -> None:
-    """Refuse another model's answers.
+def answer_options(path: Path) -> dict[str, Any]:
+    """Options that a file of answers was made with; none where it is missing."""
+    first = next(_lines(path), {})
+    return {item.name: first[item.name] for item in fields(AnswerConfig) if item.name in first}
+
+
+def check_answered(path: Path, target: str, config: AnswerConfig | None = None) -> None:
+    """Refuse another model's answers, and those that were made otherwise.
 
     Args:
         path: a file of answers; one that is missing or empty is nobody's.
         target: the model's name.
+        config: how answers are to be made; None asks nothing.
 
     Raises:
-        ConfigError: naming both.
+        ConfigError: naming what was and what is.
     """
     first = next(_lines(path), None)
     if first is not None:
-        _check_facts(path, first, {"target": target})
+        _check_facts(path, first, {"target": target} | ({} if config is None else _deciding(config)))
+
+
+def _deciding(config: AnswerConfig) -> dict[str, Any]:
+    """Options that decide the answers; how many are decoded side by side changes the speed alone."""
+    return {name: value for name, value in asdict(config).items() if name != "abreast"}
 
 
 def _check_facts(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
