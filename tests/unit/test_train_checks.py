@@ -49,7 +49,7 @@ REFUSALS = {
     "hardly enough": Refusal(["--synthesise", "99"], "ask for 100 or more"),
     "no file": Refusal(["--data", "{place}/none.jsonl"], "none.jsonl cannot be read"),
     "no file beside synthesis": Refusal(["--data", "{place}/none.jsonl", "--synthesise", "200"], "cannot be read"),
-    "unknown option": Refusal(["--josn"], "Unknown option: --josn"),
+    "unknown option": Refusal(["--josn"], "there is no option --josn"),
     "of another method": Refusal(
         ["--slots", "3", "--synthesise", "200"], "--slots is not an option of training medusa"
     ),
