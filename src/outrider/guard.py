@@ -76,7 +76,7 @@ class GuardedDrafter:
 
     def _propose(self, part: DraftContext) -> list[TokenTree]:
         try:
-            trees = self._drafter.propose(part)
+            trees = list(self._drafter.propose(part))
             self._check(part, trees)
         except Exception as error:  # noqa: BLE001 - as above
             if len(part.sequences) > 1:  # find the request that made it fail

@@ -255,7 +255,7 @@ def _sentence(error: Exception | None) -> str:
     """What a user is told; an error that nobody raised on purpose is named by its type too."""
     if isinstance(error, OutriderError):
         return str(error)
-    return f"the acceptance rule failed with {type(error).__name__}: {error}; the request was ended"
+    return f"the round failed with {type(error).__name__}: {error}; the request was ended"
 
 
 def common_rows(one: Sequence[int], other: Sequence[int], most: int, page_size: int) -> int:

@@ -157,7 +157,10 @@ class Endings:
         return self._stopper(tuple(path)) is None
 
     def _stopper(self, path: tuple[int, ...]) -> Stopper | None:
-        if path not in self._after:
-            before = self._stopper(path[:-1])
-            self._after[path] = None if before is None else before.ends_at(path[-1])
+        known = len(path)
+        while path[:known] not in self._after:
+            known -= 1
+        for length in range(known, len(path)):
+            before = self._after[path[:length]]
+            self._after[path[: length + 1]] = None if before is None else before.ends_at(path[length])
         return self._after[path]

@@ -36,7 +36,8 @@ class TokenTree:
     """What one sequence puts before the target in one round; node 0 is the anchor.
 
     Raises:
-        ValueError: a parent does not precede its child, two children of a node share a token, or lengths differ.
+        ValueError: a parent does not precede its child, two children of a node share a token, lengths differ, or a
+            place is no int.
     """
 
     tokens: tuple[int, ...]
@@ -48,6 +49,11 @@ class TokenTree:
 
     def __post_init__(self) -> None:
         """Check what every reader relies on."""
+        for name in ("tokens", "parents", "survival", "candidates"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        places = [*self.parents, *(place for item in self.candidates for place in (item.node, item.source))]
+        if any(type(place) is not int for place in places):
+            raise ValueError("the parents of a tree, and the nodes and sources of its candidates, are ints")
         count = len(self.tokens)
         if count == 0 or not count == len(self.parents) == len(self.survival):
             raise ValueError("a tree has an anchor, and one parent and one survival per node")

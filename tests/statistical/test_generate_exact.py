@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from outrider.sampling.params import LogitsProcessor
 from outrider.sampling.sampler import RequestSampler
 from outrider.verify import KeyedDice, check_exact, make_verifier, registered
 from outrider.verify import block as block_rule
+from outrider.verify import traversal as traversal_rule
 from outrider.verify.base import Draws
 from statistical.enumeration import CAUGHT, Choices, EnumeratingDice, every_run, without_replacement
 
@@ -71,6 +73,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
         "processors": (refusing(REFUSED),),
     },
     "refused": {"temperature": 1.5, "top_k": 3, "processors": (refusing(REFUSED),)},
+    "refused where lookup drafts": {"max_tokens": 4, "temperature": 1.5, "top_k": 3, "processors": (refusing(1),)},
     "no number": {"temperature": 1.0, "processors": (no_number,)},
     "nothing left": {"temperature": 1.0, "allowed_token_ids": (0, 2), "bad_words": ((2, 0), (2, 2))},
 }
@@ -78,6 +81,7 @@ DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "chain": ("draft_model", {"model": "near", "num_steps": 2, "topk": 1}),
     "tree": ("draft_model", {"model": "near", "num_steps": 2, "topk": 2, "num_draft_tokens": 5}),
     "ngram": ("ngram", {}),
+    "suffix": ("suffix", {"min_match": 1, "min_survival": 0.0}),
     "lookup, then chain": ("lookup_model", {"model": "far", "num_steps": 2, "min_match": 2}),
     "merged": ("specinfer", {"models": ("near", "far"), "num_steps": 1}),
 }
@@ -180,7 +184,7 @@ PAIRS = [(rule, drafter) for rule in RATIO_RULES for drafter in DRAFTERS if exac
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize(("rule", "drafter"), PAIRS)
 def test_outputs_have_the_law_of_the_target(rule: str, drafter: str, sampler: str) -> None:
-    params = SamplingParams(max_tokens=TOKENS, **SAMPLERS[sampler])
+    params = SamplingParams(**{"max_tokens": TOKENS} | SAMPLERS[sampler])
     llm = engine(rule, drafter)
     found, right = found_law(llm, params), right_law(params)
     assert sum(found.values()) == pytest.approx(1.0, abs=ROUNDING)
@@ -188,22 +192,18 @@ def test_outputs_have_the_law_of_the_target(rule: str, drafter: str, sampler: st
     llm.engine.pool.check()
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(
-            lambda patch: patch.setattr(block_rule, "is_unreadable", lambda law: False),
-            id="rows that fail weigh nothing",
-        ),
-        pytest.param(
-            lambda patch: patch.setattr(block_rule, "ratio", lambda p, q: float(p > 0.0)),
-            id="whatever is possible is accepted",
-        ),
-    ],
-)
-def test_a_faulty_rule_is_caught(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+FAULTS: dict[str, tuple[str, Callable[..., object]]] = {
+    "rows that fail weigh nothing": ("is_unreadable", lambda law: False),
+    "whatever is possible is accepted": ("ratio", lambda p, q: float(p > 0.0)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("rule", [block_rule, traversal_rule], ids=lambda module: module.__name__.rpartition(".")[2])
+def test_a_faulty_rule_is_caught(rule: ModuleType, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lookup drafts 1, 2 behind a first token 2, and no text goes on behind 1: the row is one that no text reads."""
-    params = SamplingParams(max_tokens=TOKENS + 1, temperature=1.5, processors=(refusing(1),))
-    assert off(found_law(engine("block", "ngram"), params), right_law(params)) < ROUNDING
-    fault(monkeypatch)
-    assert off(found_law(engine("block", "ngram"), params), right_law(params)) > CAUGHT
+    name = rule.__name__.rpartition(".")[2]
+    params = SamplingParams(**SAMPLERS["refused where lookup drafts"])
+    assert off(found_law(engine(name, "ngram"), params), right_law(params)) < ROUNDING
+    monkeypatch.setattr(rule, *FAULTS[fault])
+    assert off(found_law(engine(name, "ngram"), params), right_law(params)) > CAUGHT

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import tiny_model
+from oracles import Scripted
+from tiny import VOCABULARY, tiny_model
 
 from outrider import LLM, SamplingParams
 from outrider.drafters._calibration import _MEMORY, _PRIOR, Calibration
+from outrider.drafters.base import DraftContext, Needs, Outcome
+from outrider.drafters.lookup_model import LookupModel, LookupModelDrafter
+from outrider.drafters.suffix import Suffix
 from outrider.tree import TokenTree, TreeBuilder
 from outrider.verify import Verdict
 
@@ -47,6 +52,50 @@ def test_a_drafter_that_was_wrong_is_tried_again() -> None:
     for _ in range(400):
         calibration.observe(alone, Verdict.of(alone, (), 2))
     assert calibration.factor > 0.9
+
+
+class Overconfident:
+    """Drafts wrong tokens behind lookup and is sure of them."""
+
+    needs = Needs(deterministic=True)
+
+    def propose(self, context: DraftContext) -> list[TokenTree]:
+        return [one.builder().chain([(one.tokens[-1] + 1) % VOCABULARY]).build() for one in context.sequences]
+
+    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
+        return most
+
+    def observe(self, outcome: Outcome) -> None: ...
+    def pause(self, key: str) -> None: ...
+    def close(self, key: str) -> None: ...
+
+
+def test_a_model_behind_lookup_is_not_lookups_fault() -> None:
+    """What the model drafts says nothing about lookup, however sure of itself the model is."""
+    lookup = Suffix().build(None)  # type: ignore[arg-type]
+    both = LookupModelDrafter(LookupModel(model="none"), lookup, Overconfident())  # type: ignore[arg-type]
+    config = Scripted(lambda sequence: sequence.builder().build(), most_nodes=8)
+    llm = LLM.from_model(tiny_model(), speculation=config)
+    llm.engine._drafter._drafter = both  # type: ignore[assignment]
+    factors: list[float] = []
+    observe = both.observe
+
+    def watch(outcome: Outcome) -> None:
+        observe(outcome)
+        factors.extend(text.calibration.factor for text in lookup._texts.values())
+
+    both.observe = watch  # type: ignore[method-assign]
+    wish = SamplingParams(max_tokens=60, temperature=1.0, seed=1, ignore_eos=True)
+    (done,) = llm.generate([list(range(20))], wish)
+    assert sum(done.speculation.tested) > 30
+    assert min(factors) > 0.5
+
+
+def test_drafts_of_hardly_any_chance_divide_nothing() -> None:
+    long = chain([1e-200, 1e-200, 0.5])
+    calibration = Calibration()
+    calibration.observe(long, Verdict.of(long, (1, 2), 0))
+    assert 0.0 < calibration.factor < float("inf")
 
 
 @given(st.lists(st.tuples(st.lists(st.floats(0.01, 1.0), max_size=4), st.integers(0, 4)), max_size=30))

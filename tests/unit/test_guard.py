@@ -13,7 +13,7 @@ from tiny import VOCABULARY, tiny_model
 
 from outrider import LLM, SamplingParams, Speculation
 from outrider.drafters.base import DraftSequence, Needs
-from outrider.tree import TokenTree
+from outrider.tree import Candidate, TokenTree
 from outrider.verify import make_verifier, registered
 
 PROMPT = [1, 2, 3, 1, 2]
@@ -91,6 +91,32 @@ def test_a_law_that_is_none(rule: str, law: str, caplog: pytest.LogCaptureFixtur
 @pytest.mark.parametrize("token", [5.0, np.int64(5), True, "5", None, -1, VOCABULARY], ids=repr)
 def test_a_token_that_is_none(rule: str, token: Any, caplog: pytest.LogCaptureFixture) -> None:
     llm = engine(rule, lambda sequence: sequence.builder().chain([token]).build(), Needs(deterministic=True))
+    llm.generate([PROMPT], SamplingParams(max_tokens=3))
+    goes_on_plain(llm, rule, caplog.text)
+
+
+@pytest.mark.parametrize("rule", LOSSLESS)
+def test_trees_may_come_one_by_one_and_be_made_of_lists(rule: str, caplog: pytest.LogCaptureFixture) -> None:
+    def tree(sequence: DraftSequence) -> TokenTree:
+        return TokenTree([sequence.tokens[-1], DRAFT], [-1, 0], [1.0, 0.5], [Candidate(1)])  # type: ignore[arg-type]
+
+    llm = engine(rule, tree, Needs(deterministic=True))
+    drafter = llm.engine._drafter._drafter
+    propose = drafter.propose
+    drafter.propose = lambda context: (one for one in propose(context))  # type: ignore[method-assign, assignment, return-value]
+    (done,) = llm.generate([PROMPT], SamplingParams(max_tokens=8))
+    assert sum(done.speculation.drafted) > 0
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("place", [{"node": 1.0}, {"source": 0.0}, {"node": True}], ids=repr)
+@pytest.mark.parametrize("rule", LOSSLESS)
+def test_a_place_that_is_none(rule: str, place: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    def tree(sequence: DraftSequence) -> TokenTree:
+        candidate = Candidate(**{"node": 1} | place)
+        return TokenTree((sequence.tokens[-1], DRAFT), (-1, 0), (1.0, 0.5), (candidate,))
+
+    llm = engine(rule, tree, Needs(deterministic=True))
     llm.generate([PROMPT], SamplingParams(max_tokens=3))
     goes_on_plain(llm, rule, caplog.text)
 

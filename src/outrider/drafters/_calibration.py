@@ -28,13 +28,21 @@ class Calibration:
         """What to multiply an estimated chance of acceptance by."""
         return (_PRIOR + self._accepted) / (_PRIOR + self._expected)
 
-    def observe(self, tree: TokenTree, verdict: Verdict) -> None:
-        """Learn what became of a tree whose survival was estimated with the factor before this call."""
-        factor = self.factor
-        keep = 1.0 - min(1.0, max(1, sum(verdict.tested)) / _MEMORY)
+    def observe(self, tree: TokenTree | None, verdict: Verdict) -> None:
+        """Learn what became of a round.
+
+        Args:
+            tree: what was drafted, its survival estimated with the factor before this call; None where the round
+                verified nothing of this drafter's.
+            verdict: what became of it.
+        """
+        factor, tested = self.factor, 0 if tree is None else len(verdict.tested)
+        keep = 1.0 - min(1.0, max(1, tested) / _MEMORY)
         self._expected *= keep
         self._accepted *= keep
-        for node in (0, *verdict.path)[: len(verdict.tested)]:
-            chance = sum(tree.survival[child] for child in tree.children[node]) / tree.survival[node]
-            self._expected += chance / factor
+        if tree is None:
+            return
+        for node in (0, *verdict.path)[:tested]:
+            survived, below = tree.survival[node], sum(tree.survival[child] for child in tree.children[node])
+            self._expected += below / survived / factor if survived else 0.0
         self._accepted += sum(verdict.accepted)

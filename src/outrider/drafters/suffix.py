@@ -130,6 +130,8 @@ class _Text:
     prompt_length: int
     own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     calibration: Calibration = field(default_factory=Calibration)
+    drafted: TokenTree | None = None
+    """What was proposed last: where lookup goes before a model, a round's tree may be the model's."""
     shared: dict[int, tuple[SuffixAutomaton, int, int]] = field(default_factory=dict)
     output: list[int] = field(default_factory=list)
 
@@ -192,7 +194,7 @@ class SuffixDrafter:
         """See :class:`outrider.drafters.base.Drafter`."""
         for sequence, tree, verdict in zip(outcome.context.sequences, outcome.trees, outcome.verdicts, strict=True):
             if (text := self._texts.get(sequence.key)) is not None:
-                text.calibration.observe(tree, verdict)
+                text.calibration.observe(tree if tree is text.drafted else None, verdict)
 
     def pause(self, key: str) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
@@ -209,28 +211,32 @@ class SuffixDrafter:
         trust = text.calibration.factor
         drafts = (self._expand(match, sequence, trust) for match in text.matches(self._config.min_match))
         best = max(drafts, key=lambda draft: sum(draft.survival[1:]), default=sequence.builder())
-        return best.build()
+        text.drafted = best.build()
+        return text.drafted
 
     def _expand(self, match: Match, sequence: DraftSequence, trust: float) -> TreeBuilder:
         """The most promising continuations of one match, best first; the sum of survivals is their expected length."""
         config, builder = self._config, sequence.builder()
         automaton = match.automaton
         most = min(config.num_draft_tokens, sequence.nodes - 1, max(1, int(config.length_factor * match.length)))
-        heap: list[tuple[float, int, int, int, int, int]] = []  # −survival, order, parent, token, state, match length
+        # −survival, order, parent, token, state, match length, chance given the parent
+        heap: list[tuple[float, int, int, int, int, int, float]] = []
 
         def offer(node: int, state: int, length: int) -> None:
             if len(builder.paths[node]) >= sequence.depth:
                 return
             found = _continuations(automaton, state, length, config.topk)
             for token, share, following, longer in found:
-                survival = builder.survival[node] * min(1.0, trust * share)
+                chance = min(1.0, trust * share)
+                survival = builder.survival[node] * chance
                 if survival >= config.min_survival:
-                    heapq.heappush(heap, (-survival, len(heap) + len(builder), node, token, following, longer))
+                    order = len(heap) + len(builder)
+                    heapq.heappush(heap, (-survival, order, node, token, following, longer, chance))
 
         offer(0, match.state, match.length)
         while heap and len(builder) <= most:
-            survival, _, parent, token, state, length = heapq.heappop(heap)
-            node = builder.add(parent, token, survival=-survival / builder.survival[parent])
+            _, _, parent, token, state, length, chance = heapq.heappop(heap)
+            node = builder.add(parent, token, survival=chance)
             offer(node, state, length)
         return builder
 

@@ -229,11 +229,13 @@ def _processed(processor: LogitsProcessor, history: History, row: torch.Tensor) 
     name = getattr(processor, "__name__", type(processor).__name__)
     try:
         processed = processor(history, row)
-    except Exception as error:
+        if isinstance(processed, torch.Tensor) and processed.shape == row.shape:
+            return processed.to(row)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # one that wants the process to end, too, ends its own request
         raise RequestError(f"the logits processor {name} failed with {type(error).__name__}: {error}") from error
-    if not isinstance(processed, torch.Tensor) or processed.shape != row.shape:
-        raise RequestError(f"the logits processor {name} must return logits of shape {tuple(row.shape)}")
-    return processed.to(row)
+    raise RequestError(f"the logits processor {name} must return logits of shape {tuple(row.shape)}")
 
 
 def _check_processed(logits: torch.Tensor, processed: torch.Tensor) -> None:

@@ -51,7 +51,9 @@ class Verdict:
         """The verdict that accepts a path of nodes and emits one token after it, or none where it is ``ERROR``."""
         failed = bonus == ERROR
         tokens = (*(tree.tokens[node] for node in path), *(() if failed else (bonus,)))
-        return cls(tuple(path), tokens, *_counts(tree, path), failed)
+        drafted, tested, accepted = _counts(tree, path)
+        # Drafts behind a row that cannot be read are tested against nothing.
+        return cls(tuple(path), tokens, drafted, tested[: len(path)] if failed else tested, accepted, failed)
 
     @classmethod
     def nothing(cls) -> Verdict:

@@ -8,7 +8,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import torch
 
-from outrider.errors import NumericsError, RequestError
+from outrider.errors import NumericsError
 from outrider.law import ERROR, Law, Laws, unreadable
 from outrider.sampling.best import check
 from outrider.sampling.distribution import softmax, undefined
@@ -133,13 +133,12 @@ class TargetRows:
 
     def _guarded(self, read: Callable[[int], _Answer], nothing: Callable[[], _Answer]) -> Callable[[int], _Answer]:
         def answer(node: int) -> _Answer:
-            if node and self._ended(self._tree.paths[node]):
-                return nothing()
             try:
-                return read(node)
-            except (NumericsError, RequestError) as error:
+                if not (node and self._ended(self._tree.paths[node])):
+                    return read(node)
+            except Exception as error:  # noqa: BLE001 - whatever fails fails for this row alone, and is told with it
                 self.failures[node] = error
-                return nothing()
+            return nothing()
 
         return answer
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -13,35 +15,57 @@ from outrider.verify.base import Answers, Dice, Draws, Rows, Verdict, register
 from outrider.verify.residual import law, ratio
 
 
-class _Traversal:
-    """One walk over a tree.
+@dataclass
+class _Visit:
+    """A node on the way from the root to where the walk is."""
+
+    node: int
+    a: float
+    """Share: the walk must end in the node's subtree with this probability."""
+    P: Law
+    """Law of the token after the node, if the walk ends at it."""
+    left: Iterator[Candidate]
+    """Draws below it that were not tried."""
+    Q: Law
+    """Law of the draw that is being tried."""
+
+
+def walk(tree: TokenTree, p: Answers[Law], accept: Dice) -> tuple[list[int], Law]:
+    """Walk over a tree, children before parents, up to the first node whose test succeeds.
 
     Every node carries a share ``a`` and a law P: its subtree must end the walk with probability a, and the token
     after the node must then have law P.  The root has ``a = 1`` and P = p.  A child x drawn from Q gets
     ``a·P(x)/Q(x)``, at most 1, so it takes ``min(aP, Q)`` on average, and when it fails ``r = max(aP − Q, 0)`` is left
     for its parent: with ``S = Σ r`` the parent goes on with ``a ← S / (S + 1 − a)`` and ``P ← r/S``.
+
+    Returns:
+        The nodes from the root to where the walk ends, and the law of the token after the last.
     """
+    below: dict[int, list[Candidate]] = {}
+    for candidate in tree.candidates:
+        below.setdefault(tree.parents[candidate.node], []).append(candidate)
 
-    def __init__(self, tree: TokenTree, p: Answers[Law], accept: Dice) -> None:
-        self._tree, self._p, self._accept = tree, p, accept
-        self._below: dict[int, list[Candidate]] = {}
-        for candidate in tree.candidates:
-            self._below.setdefault(tree.parents[candidate.node], []).append(candidate)
-
-    def end(self, node: int, a: float) -> tuple[list[int], Law] | None:
-        """Where the walk ends below a node of share a, or at it: the nodes from there up, and the next token's law."""
-        if a == 0.0:
-            return None
-        P = self._p[node]
+    def visit(node: int, a: float) -> _Visit:
         # A token drawn twice is one node: its first draw takes what grows below it, the second is a bare leaf there.
-        for candidate in self._below.pop(node, ()):
-            Q, x = law(self._tree, candidate, len(P)), self._tree.tokens[candidate.node]
-            found = self.end(candidate.node, ratio(a * float(P[x]), float(Q[x])))
-            if found is not None:
-                found[0].append(node)
-                return found
-            a, P = _rest(a, P, Q)
-        return ([node], P) if self._accept.coin(node, a) else None
+        return _Visit(node, a, p[node], iter(below.pop(node, ())), p[node])
+
+    path = [visit(0, 1.0)]
+    while path:
+        here = path[-1]
+        draw = next(here.left, None)
+        if draw is not None:
+            here.Q, x = law(tree, draw, len(here.P)), tree.tokens[draw.node]
+            share = ratio(here.a * float(here.P[x]), float(here.Q[x]))
+            if share > 0.0:
+                path.append(visit(draw.node, share))
+                continue
+        elif accept.coin(here.node, here.a):
+            return [one.node for one in path], here.P
+        else:
+            path.pop()
+        if path:  # the draw that was being tried has failed
+            path[-1].a, path[-1].P = _rest(path[-1].a, path[-1].P, path[-1].Q)
+    raise AssertionError("the root's share is 1, so the walk ends there at the latest")
 
 
 def _rest(a: float, P: Law, Q: Law) -> tuple[float, Law]:
@@ -75,8 +99,5 @@ class Traversal:
     def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
         """See :class:`outrider.verify.base.Verifier`."""
         accept, final = rows.dice(Purpose.ACCEPT), rows.dice(Purpose.FINAL)
-        found = _Traversal(tree, rows.probabilities, accept).end(0, 1.0)
-        if found is None:
-            raise AssertionError("the root's share is 1, so the walk ends there at the latest")
-        (*path, _), left = found
-        return Verdict.of(tree, path[::-1], final.draw(path[0] if path else 0, left))
+        path, left = walk(tree, rows.probabilities, accept)
+        return Verdict.of(tree, path[1:], final.draw(path[-1], left))
