@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -19,8 +18,6 @@ from outrider.errors import ConfigError
 if TYPE_CHECKING:
     from outrider.audit import Parts, Report
     from outrider.cli.options import Plan
-
-FAILED: Final = 1
 
 
 @Parameter(name="*")
@@ -66,6 +63,8 @@ def audit(
 ) -> int:
     """Prove on your own model that speculation changes nothing.
 
+    Exit codes: 0 proved; 1 a check failed; 2 bad input; 3 nothing failed, but the audit was too weak to prove anything.
+
     Args:
         model: which model, and how it is run.
         speculation: how to speculate.
@@ -94,9 +93,9 @@ def audit(
         raise ConfigError("this model has no tokenizer, which an audit needs for its prompts")
     encoded = [parts.tokenizer.encode(text) for text in texts]
     engines = [replace(parts, config=each.config) for each in others]
-    report = run(parts, encoded, model=model.model, others=engines, effort=amount, progress=sys.stderr.isatty())
+    report = run(parts, encoded, model=model.model, others=engines, effort=amount, progress=output.side())
     _print(report, as_json)
-    return 0 if report.passed else FAILED
+    return report.proof.exit_code
 
 
 def _load(flags: ModelFlags, plan: Plan) -> Parts:
