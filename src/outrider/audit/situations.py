@@ -57,9 +57,10 @@ def _no_end_before(text: Sequence[int], tokenizer: Tokenizer | None) -> dict[str
 
 
 def _stop_string(text: Sequence[int], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    middle = len(text) // 2
-    found = tokenizer.decode(text[middle : middle + 2]) if tokenizer else ""
-    return {"stop": (found,)} if found and CUT not in found else _end_token(text, tokenizer)
+    pieces = [text[place : place + width] for place in range(len(text) // 2, len(text)) for width in (2, 1)]
+    found = [tokenizer.decode(piece) for piece in pieces] if tokenizer else []
+    whole = next((string for string in found if string and CUT not in string), None)
+    return {"stop": (whole,)} if whole else _end_token(text, tokenizer)
 
 
 def _biased(text: Sequence[int], tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -200,7 +201,7 @@ class Situations:
         )
 
     def _end_complaint(self, place: int, requests: Sequence[Request], judged: Sequence[Judgement]) -> str:
-        """What is wrong with the end of a text; where ties fell otherwise, it need not end where plain decoding's does."""
+        """What is wrong with the end of a text; where a tie fell otherwise it need not be plain decoding's."""
         one, other = requests[place], self._plain.requests[place]
         ends = self._end_ids.union(one.params.stop_token_ids)
         if ends.intersection(one.output_ids[:-1]):
