@@ -272,7 +272,8 @@ def test_a_fault_in_another_method_is_told() -> None:
     assert not report.passed
 
 
-def test_a_whole_small_audit() -> None:
+def test_a_whole_small_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.audit.stages.FEWEST_MINIATURES", 128)
     report = audit(parts(), PROMPTS[:3], model="tiny", effort=Effort(tokens=16, draws=256))
     value = json.loads(json.dumps(report.to_json()))
     assert set(value) == {

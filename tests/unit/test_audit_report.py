@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from outrider.audit.faults import IN_FREQUENCIES, IN_LAWS, IN_PREFIXES, IN_SITUATIONS, IN_TEXTS
 from outrider.audit.progress import watching
 from outrider.audit.report import CheckResult, FaultResult, Proof, Remedy, Report
 from outrider.cli import BAD_INPUT
@@ -60,6 +63,15 @@ def test_what_was_missed_is_named() -> None:
     assert "nothing: TOO WEAK" in text
     assert text.count("TOO WEAK") == 2
     assert "FAILED" not in text
+
+
+def test_the_page_names_every_planted_fault() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8").replace("`", "")
+    table = page.partition("| fault | caught by |")[2].partition("\n\n")[0]
+    rows = [re.split(r":? ?\|", line)[1].strip() for line in table.splitlines() if line.startswith("| ")]
+    planted = (*IN_TEXTS, *IN_PREFIXES, *IN_SITUATIONS, *IN_FREQUENCIES, *IN_LAWS)
+    assert [row.partition(":")[0] for row in rows] == [fault.name for fault in planted]
+    assert len(planted) == 16, "the page says sixteen"
 
 
 def watched(console: Console | None) -> None:
