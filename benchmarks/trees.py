@@ -45,7 +45,7 @@ def measured(arms: dict[str, LLM], files: list[Path], wishes: argparse.Namespace
         rows = rows[:: max(1, len(rows) // wishes.limit)][: wishes.limit]
         found: dict[str, Any] = {"file": file.name, "prompts": len(rows), "max_tokens": wishes.max_tokens}
         for tree, llm in arms.items():
-            prompts = [list(prompt.token_ids) for prompt in encode_prompts(llm, rows, chat=True)]
+            prompts = [list(prompt.token_ids) for prompt in encode_prompts(llm.tokenizer, rows, chat=True)]
             groups = [prompts[first : first + ABREAST] for first in range(0, len(prompts), ABREAST)]
             stats = [done.speculation for group in groups for done in llm.generate(group, params)]
             rounds = sum(one.rounds for one in stats)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
 from outrider import CacheConfig, SamplingParams, SchedulerConfig
+from outrider.cli.method_options import options_of, spellings
 from outrider.drafters.base import config_class, methods
-from outrider.metrics import PhaseSeconds, SpeculationStats
+from outrider.metrics import PhaseSeconds, Prediction, RowCosts, SpeculationStats
 from outrider.verify import make_verifier, registered
 
 TARGET = Path(__file__).with_name("reference.md")
@@ -22,13 +24,22 @@ TARGET = Path(__file__).with_name("reference.md")
 def option_table(config: type[Any]) -> str:
     """Options made with ``option(...)``: flag, default, bounds, help."""
     lines = ["| option | flag | default | bounds | |", "|---|---|---|---|---|"]
-    for item in dataclasses.fields(config):
-        note = item.metadata
-        flag = note["flag"] or f"speculative-{item.name.replace('_', '-')}"
-        high = "" if note["high"] is None else f" … {note['high']:g}"
-        bounds = f"{note['low']:g}{high}" if isinstance(item.default, (int, float)) else ""
-        lines.append(f"| `{item.name}` | `--{flag}` | `{item.default!r}` | {bounds} | {note['help']} |")
+    for item in options_of(config):
+        high = "" if item.high is None else f" … {item.high:g}"
+        bounds = f"{item.low:g}{high}" if isinstance(item.default, (int, float)) else ""
+        flag = spellings(item.flag)[0]
+        lines.append(f"| `{item.field}` | `{flag}` | `{item.default!r}` | {bounds} | {item.help} |")
     return "\n".join(lines) if len(lines) > 2 else "It has no options."
+
+
+def spelling_table() -> str:
+    """Every spelling of the flags that have more than one."""
+    flags = dict.fromkeys(option.flag for name in methods() for option in options_of(config_class(name)))
+    lines = ["| flag | also |", "|---|---|"]
+    for flag in ("speculative-algorithm", "speculative-draft-quantization", *flags):
+        first, *others = (f"`{spelling}`" for spelling in spellings(flag))
+        lines.append(f"| {first} | {', '.join(others)} |")
+    return "\n".join(lines)
 
 
 def documented_fields(owner: type[Any]) -> str:
@@ -37,10 +48,11 @@ def documented_fields(owner: type[Any]) -> str:
     assert isinstance(body, ast.ClassDef)
     lines = ["| field | default | |", "|---|---|---|"]
     for field, note in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.value is not None:
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             text = note.value.value if isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant) else ""
-            default = ast.unparse(field.value).replace("field(default_factory=dict)", "{}")
+            default = ast.unparse(field.value).replace("field(default_factory=dict)", "{}") if field.value else "–"
             default = default.replace("field(default_factory=list)", "[]")
+            default = re.sub(r"field\(default_factory=(\w+)\)", r"\1()", default)
             lines.append(f"| `{field.target.id}` | `{default}` | {' '.join(str(text).split())} |")
     return "\n".join(lines)
 
@@ -95,6 +107,15 @@ def render() -> str:
         "### `Completion.seconds`",
         summary(PhaseSeconds),
         documented_fields(PhaseSeconds),
+        "### `Completion.seconds.by_rows`",
+        summary(RowCosts),
+        documented_fields(RowCosts),
+        "### `Completion.prediction`",
+        summary(Prediction),
+        documented_fields(Prediction),
+        "## Spellings of flags",
+        "Both spellings of a flag mean the same in every command; the long ones follow SGLang's.",
+        spelling_table(),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from outrider.bench.svg import Drawing, Scale, nice_end
+sys.path.insert(0, str(Path(__file__).parent))  # a test loads this file by its path
+
+from peer_results import peers, speeds_picture, summary
+
 from outrider.study.table import Cells, correlations, drafters, notes
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SPEEDS = ROOT / "docs" / "speeds.svg"
-STYLE = """<style>
-svg { font: 12px system-ui, sans-serif; background: #fcfcfb; }
-.label { fill: #1c1c1a; } .title { fill: #1c1c1a; font-weight: 600; } .soft { fill: #62615c; font-size: 11px; }
-.ours { fill: #2a78d6; } .theirs { fill: #b9b8b1; }
-</style>"""
 
 
 def caption(bench: dict[str, Any]) -> str:
@@ -62,27 +61,6 @@ def table(bench: dict[str, Any]) -> str:
 def methods(bench: dict[str, Any]) -> list[str]:
     """What ``outrider bench`` wrote."""
     return [caption(bench), table(bench)]
-
-
-def peers(bench: dict[str, Any]) -> list[str]:
-    """What ``benchmarks/peers/compare.py`` wrote."""
-    machine, prompts = bench["machine"], bench["prompts"]
-    versions = ", ".join(bench["versions"].values())
-    head = (
-        f"**Against other engines**, {bench['target']}, {prompts['count']} prompts of `{prompts['file']}`, greedy, "
-        f"{bench['max_tokens']} tokens, {machine['cpu']}, {bench['threads']} threads, "
-        f"interleaved in one run ({versions}):"
-    )
-    lines = [
-        "| engine | arm | tokens/s | with prompt passes | texts as its own plain ones |",
-        "|---|---|---:|---:|---:|",
-    ]
-    for arm in sorted(bench["arms"], key=lambda arm: -(arm["tokens_per_s"] or 0)):
-        speeds = " | ".join(f"{arm[key]:.1f}" for key in ("tokens_per_s", "end_to_end_tokens_per_s"))
-        lines.append(f"| {arm['engine']} | {arm['arm']} | {speeds} | {arm['same_as_plain']} of {arm['texts']} |")
-    ratios = ", ".join(f"{ratio:.2f}× {name}'s" for name, ratio in bench["ratio_of_best"].items())
-    plain = ", ".join(f"{ratio:.2f}× {name}'s" for name, ratio in bench["ratio_of_plain"].items())
-    return [head, "\n".join(lines), f"Best arm over best arm: {ratios}; plain over plain: {plain}."]
 
 
 def heads(bench: dict[str, Any]) -> list[str]:
@@ -225,8 +203,21 @@ def speeds() -> str:
         found = {name: bench for name, bench in benches() if is_a(kind, bench)}
         parts += [f"## {kind.heading}"] if found else []
         for name, bench in found.items():
-            parts += [*kind.tell(bench), f"Whole figures: `results/{name}`."]
+            parts += [*kind.tell(bench), source(name, bench)]
     return "\n\n".join(parts)
+
+
+def source(name: str, bench: dict[str, Any]) -> str:
+    """Where the whole figures lie, when and of what they were taken, and what the file does not say."""
+    machine = bench.get("machine", {})
+    date, commit = bench.get("created") or machine.get("date"), machine.get("commit")
+    peer = "arms" in bench or "ratio_of_prefill" in bench
+    kept = {"date": date, "commit": commit, "machine": machine}
+    kept |= {"build flags of the other engines": bench.get("builds")} if peer else {}
+    when = " of ".join(part for part in ((date or "")[:10], f"commit {commit[:12]}" if commit else "") if part)
+    lacking = ", ".join(what for what, value in kept.items() if not value)
+    notes = [part for part in (when, f"not in the file: {lacking}" if lacking else "") if part]
+    return f"Whole figures: `results/{name}`" + (f" ({'; '.join(notes)})" if notes else "") + "."
 
 
 def is_a(kind: Kind, bench: dict[str, Any]) -> bool:
@@ -237,46 +228,6 @@ def is_a(kind: Kind, bench: dict[str, Any]) -> bool:
 def comparisons() -> list[dict[str, Any]]:
     """What ``benchmarks/peers/compare.py`` wrote, one for each set of prompts."""
     return [bench for _, bench in benches() if is_a(KINDS[0], bench)]
-
-
-def summary() -> str:
-    """The comparison with other engines as a picture, and in one sentence for each set of prompts."""
-    found = comparisons()
-    asked = found[0]
-    head = (
-        f"{asked['target']}, {asked['threads']} threads of an {asked['machine']['cpu']}, greedy; every engine on the "
-        "same file, in one interleaved run:"
-    )
-    picture = f"![Tokens per second of Outrider and other engines](docs/{SPEEDS.name})"
-    return "\n\n".join([head, picture, "\n".join(map(compared, found))])
-
-
-def compared(bench: dict[str, Any]) -> str:
-    """One comparison with other engines in a sentence."""
-    best, plain = bench["ratio_of_best"], bench["ratio_of_plain"]
-    over = "; ".join(f"{best[name]:.2f}× {name}'s best arm, plain {plain[name]:.2f}× its plain" for name in best)
-    return f"- `{bench['prompts']['file']}`, {bench['prompts']['count']} prompts: {over}."
-
-
-def speeds_picture() -> str:
-    """Bars of tokens per second, one panel for each comparison with other engines."""
-    found = comparisons()
-    most = max(arm["tokens_per_s"] or 0 for bench in found for arm in bench["arms"])
-    scale = Scale(nice_end(most), 190, 800)
-    drawing = Drawing(860, 20 + sum(54 + 22 * len(bench["arms"]) for bench in found), "tokens per second by engine")
-    y = 24.0
-    for bench in found:
-        drawing.text(16, y, f"{bench['prompts']['count']} prompts of {bench['prompts']['file']}, tokens/s", "title")
-        y += 14
-        for arm in sorted(bench["arms"], key=lambda arm: -(arm["tokens_per_s"] or 0)):
-            speed, name = arm["tokens_per_s"], f"{arm['engine']} · {arm['arm']}"
-            drawing.text(scale(0) - 8, y + 12, name, "label", "end")
-            style = "ours" if arm["engine"] == "outrider" else "theirs"
-            drawing.bar(scale(0), y, scale(speed) - scale(0), 16, style, f"{name}: {speed:.1f} tokens/s")
-            drawing.text(scale(speed) + 6, y + 12, f"{speed:.1f}", "soft")
-            y += 22
-        y += 40
-    return drawing.file(STYLE)
 
 
 def quality() -> str:
@@ -326,7 +277,7 @@ def studies() -> str:
         picture = name.replace(".json", ".svg")
         if (ROOT / "docs" / picture).exists():
             parts.append(f"![Speedup against perplexity and against draft latency]({picture})")
-        parts.append(f"Whole figures: `results/{name}`.")
+        parts.append(source(name, bench))
     return "\n\n".join(parts)
 
 
@@ -337,7 +288,7 @@ def markdown(cells: Cells) -> str:
 
 
 PAGES = {
-    ROOT / "README.md": summary,
+    ROOT / "README.md": lambda: summary(comparisons(), f"docs/{SPEEDS.name}"),
     ROOT / "docs" / "results.md": speeds,
     ROOT / "docs" / "cpu.md": quality,
     ROOT / "docs" / "study.md": studies,
@@ -354,4 +305,4 @@ def render(page: Path) -> str:
 if __name__ == "__main__":
     for each in PAGES:
         each.write_text(render(each), encoding="utf-8")
-    SPEEDS.write_text(speeds_picture(), encoding="utf-8")
+    SPEEDS.write_text(speeds_picture(comparisons()), encoding="utf-8")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +13,7 @@ from rich.text import Text
 from outrider import LLM, Choice, SamplingParams, Speculation
 
 MODEL = "SmolLM2-135M"
-HEAD = Path(__file__).parents[1] / "assets" / "heads" / "smollm2-135m-eagle3"
+HEAD = "smollm2-135m-eagle3"
 """Made by `outrider train` for this model; see docs/training.md."""
 REPEATING = """Add a docstring to each function and repeat the whole code:
 
@@ -75,7 +74,7 @@ def main() -> int:
     target, tokenizer = plain.engine.target, plain.tokenizer
     arms = {"plain": plain}
     # So small a target verifies about as fast as the head drafts: one step pays, more do not.
-    for plan in ("auto", Speculation("auto", options={"model": str(HEAD), "num_steps": 1})):
+    for plan in ("auto", Speculation("auto", options={"model": HEAD, "num_steps": 1})):
         fast = LLM.from_model(target, tokenizer, speculation=plan)
         arms[fast.drafter_config.method] = fast
     console.print(f"[dim]{MODEL}-Instruct, loaded in {time.perf_counter() - begun:.1f} s[/dim]")

@@ -16,7 +16,8 @@ def main(folder: Path) -> None:
     turns = [
         turn
         for path in sorted(folder.glob("*.jsonl"))
-        for line in path.read_text(encoding="utf-8").splitlines()
+        for line in path.read_text(encoding="utf-8").split("\n")
+        if line.strip()
         for turn in json.loads(line).get("turns", [])
     ]
     FILE.write_bytes(overlap.HeldOut.of(turns).packed())

@@ -17,6 +17,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the scripts' common part lies a folder up
+
+from result import write_file
+
 from outrider.bench.machine import facts
 from outrider.bench.prompts import read_prompts
 from outrider.target.loading import find, open_model
@@ -37,7 +41,7 @@ class Engine:
         self.name = name
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         hello = self._answer()
-        self.version, self.arms = hello["version"], hello["arms"]
+        self.version, self.build, self.arms = hello["version"], hello["build"], hello["arms"]
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send one request and wait for its answer."""
@@ -78,7 +82,7 @@ def main() -> int:
     order = random.Random(wishes.seed)
     samples: list[dict[str, Any]] = []
     for prompt in track(prompts, description="comparing", console=Console(stderr=True)):
-        text = files.tokenizer.apply_chat_template([{"role": "user", "content": prompt.text}])
+        text = files.tokenizer.apply_chat_template(prompt.turns)
         request = {
             "text": text,
             "token_ids": files.tokenizer.encode(text, add_special_tokens=False),
@@ -91,6 +95,7 @@ def main() -> int:
     result = {
         "machine": facts(),
         "versions": {engine.name: engine.version for engine in engines},
+        "builds": {engine.name: engine.build for engine in engines},
         "target": Path(wishes.target).name,
         "draft": Path(wishes.draft).name if wishes.draft else None,
         "prompts": {"file": wishes.prompts.name, "select": wishes.select, "count": len(prompts)},
@@ -101,8 +106,7 @@ def main() -> int:
     }
     result |= best(result["arms"])
     show(result)
-    if wishes.json:
-        wishes.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_file(result, wishes.json)
     return 0
 
 
@@ -129,14 +133,15 @@ def summarise(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for engine, arm in dict.fromkeys((s["engine"], s["arm"]) for s in samples):
         mine = [s for s in samples if (s["engine"], s["arm"]) == (engine, arm)]
         good = [s for s in mine if "error" not in s]
-        tokens = sum(max(0, s["tokens"] - 1) for s in good)
+        tokens = sum(max(0, s["tokens"] - 1) for s in good)  # the first is the prompt's pass's
         seconds = sum(s["decode_s"] for s in good)
+        whole = seconds + sum(s["prefill_s"] for s in good)
         arms.append(
             {
                 "engine": engine,
                 "arm": arm,
                 "tokens_per_s": tokens / seconds if seconds else None,
-                "end_to_end_tokens_per_s": tokens / (seconds + sum(s["prefill_s"] for s in good)) if seconds else None,
+                "end_to_end_tokens_per_s": sum(s["tokens"] for s in good) / whole if seconds else None,
                 "texts": len(mine),
                 "same_as_plain": sum(_text(s) == plain[engine, s["prompt"]] for s in good),
                 "errors": sorted({s["error"] for s in mine if "error" in s}),

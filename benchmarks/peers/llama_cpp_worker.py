@@ -5,7 +5,7 @@ import time
 from importlib.metadata import version
 
 import numpy as np
-from llama_cpp import Llama
+from llama_cpp import Llama, llama_print_system_info
 from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
 from worker import serve
 
@@ -60,7 +60,8 @@ def main():
             drafter = ModelDraft(Llama(wishes.draft, **shared), count)
             models[f"draft-{count}"] = Llama(wishes.target, draft_model=drafter, logits_all=True, **shared)
     arms = {name: lambda request, model=model: generate(model, request) for name, model in models.items()}
-    serve(f"llama-cpp-python {version('llama-cpp-python')}", arms)
+    build = llama_print_system_info().decode().strip(" |")
+    serve(f"llama-cpp-python {version('llama-cpp-python')}", build, arms)
 
 
 main()

@@ -3,6 +3,7 @@
 import argparse
 import time
 
+import openvino
 import openvino_genai
 from worker import serve
 
@@ -39,7 +40,9 @@ def main():
         "plain": lambda request: generate(plain, request),
         "lookup": lambda request: generate(lookup, request, num_assistant_tokens=5, max_ngram_size=3),
     }
-    serve(f"openvino-genai {openvino_genai.get_version()}", arms)
+    able = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    build = f"openvino {openvino.get_version()}, {' '.join(map(str, able))}"
+    serve(f"openvino-genai {openvino_genai.get_version()}", build, arms)
 
 
 main()

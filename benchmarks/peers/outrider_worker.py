@@ -6,7 +6,7 @@ import json
 from worker import serve
 
 from outrider import LLM, CacheConfig, SamplingParams, Speculation, __version__
-from outrider.kernels.native import set_threads
+from outrider.kernels.native import cpu, set_threads
 
 
 def generate(llm, request):
@@ -51,7 +51,8 @@ def main():
         plan = Speculation(method, options=options)
         llm = LLM.from_model(target, tokenizer, speculation=plan, draft_models=drafts, cache=cold)
         arms[arm] = lambda request, llm=llm: generate(llm, request)
-    serve(f"outrider {__version__}", arms)
+    build = "no kernels" if cpu is None else f"kernels: {cpu.kernel_name()}"
+    serve(f"outrider {__version__}", build, arms)
 
 
 main()

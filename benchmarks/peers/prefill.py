@@ -6,15 +6,19 @@ See README.md in this folder for the set-up.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
 from compare import start
 from rich.console import Console
 from rich.progress import track
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the scripts' common part lies a folder up
+
+from result import write_file
 
 from outrider.bench.machine import facts
 from outrider.target.loading import open_model
@@ -34,8 +38,7 @@ def main() -> int:
     result = measure(wishes)
     speeds = ", ".join(f"{name} {speed:.0f}" for name, speed in result["tokens_per_s"].items())
     Console().print(f"prompts of {wishes.tokens} tokens, tokens/s: {speeds}; {result['ratio_of_prefill']:.2f}×")
-    if wishes.json:
-        wishes.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_file(result, wishes.json)
     return 0
 
 
@@ -53,6 +56,7 @@ def measure(wishes: argparse.Namespace) -> dict[str, Any]:
     return {
         "machine": facts(),
         "versions": {engine.name: engine.version for engine in engines},
+        "builds": {engine.name: engine.build for engine in engines},
         "target": Path(wishes.target).name,
         "tokens": wishes.tokens,
         "threads": wishes.threads,

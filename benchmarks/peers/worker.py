@@ -1,7 +1,7 @@
 """What every engine's process does: answer requests on standard input, a JSON object a line, until it closes.
 
 Request ``{"arm", "token_ids", "text", "max_tokens"}``; answer ``{"token_ids" or "text", "tokens", "prefill_s",
-"decode_s"}`` or ``{"error"}``.  The first line out tells the version and the arms.
+"decode_s"}`` or ``{"error"}``.  The first line out tells the version, how it was built, and the arms.
 """
 
 import contextlib
@@ -10,16 +10,17 @@ import os
 import sys
 
 
-def serve(version, arms):
+def serve(version, build, arms):
     """Answer until standard input closes.
 
     Args:
         version: of the engine.
+        build: what its binaries were built for and use of this CPU, in the engine's own words.
         arms: by name, a function from a request to an answer.
     """
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # engines print to standard output what does not belong there
-    _say(out, {"version": version, "arms": sorted(arms)})
+    _say(out, {"version": version, "build": build, "arms": sorted(arms)})
     for line in sys.stdin:
         request = json.loads(line)
         try:

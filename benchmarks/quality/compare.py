@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from texts import Text, read_texts, shared_starts
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the scripts' common part lies a folder up
+
+from result import write_file
 
 from outrider.bench.machine import facts
 from outrider.kernels.native import set_threads
@@ -118,8 +123,7 @@ def main() -> int:
     begun = time.perf_counter()
     result = compare(wishes, texts) | {"seconds": time.perf_counter() - begun}
     show(result)
-    if wishes.json:
-        wishes.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_file(result, wishes.json)
     return 0
 
 

@@ -38,7 +38,7 @@ def read_texts(files: Sequence[Path], fields: Sequence[str], expression: str | N
     takes_part = select(expression) if expression else lambda row: True
     texts = []
     for index, file in enumerate(files):
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
         rows = [json.loads(line) for number, line in enumerate(lines) if takes_part(number)]
         share = count // len(files) + (index < count % len(files))
         if len(rows) < share:

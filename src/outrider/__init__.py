@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from outrider.errors import ConfigError, ModelError, NumericsError, OutriderError, RequestError
     from outrider.llm import LLM
     from outrider.sampling.params import SamplingParams
+    from outrider.shared import Stream
     from outrider.stopping import FinishReason
 
 _HOMES = {
@@ -26,6 +27,7 @@ _HOMES = {
     "Completion": "completion",
     "Choice": "completion",
     "Chunk": "completion",
+    "Stream": "shared",
     "FinishReason": "stopping",
     "OutriderError": "errors",
     "ConfigError": "errors",
@@ -50,6 +52,7 @@ __all__ = [
     "SamplingParams",
     "SchedulerConfig",
     "Speculation",
+    "Stream",
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outrider.errors import ConfigError, RequestError
@@ -41,8 +42,9 @@ def admit(
 
     Raises:
         RequestError: the prompt is empty, names an unknown token, or leaves no room in the context.
-        ConfigError: the parameters name a token the model does not have.
+        ConfigError: the parameters name a token the model does not have, or text where there is no tokenizer.
     """
+    params = _in_tokens(params, tokenizer)
     _check(prompt, params, tokenizer, vocabulary, longest)
     if seed is None:
         seed = secrets.randbits(64) if params.seed is None else params.seed
@@ -75,6 +77,32 @@ def admit(
         drafting=params.speculate,
         prompt_logprobs=[] if params.prompt_logprobs is None else [None],
     )
+
+
+def bad_word_ids(words: Sequence[Sequence[int] | str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Bad words as token ids: a text as it is written at the beginning of a text, and as it is after a space.
+
+    Args:
+        words: texts or token ids.
+        tokenizer: the model's own.
+
+    Raises:
+        ConfigError: a text holds no token.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip() if isinstance(word, str) else ""
+        spelled = [word] if not isinstance(word, str) else [tokenizer.encode(s, False) for s in (bare, f" {bare}")]
+        found |= {tuple(ids): None for ids in spelled if ids}
+        if not any(spelled):
+            raise ConfigError(f"bad_words names {word!r}, which is no token of this model")
+    return tuple(found)
+
+
+def _in_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+    if tokenizer is None or not any(isinstance(word, str) for word in params.bad_words):
+        return params
+    return replace(params, bad_words=bad_word_ids(params.bad_words, tokenizer))
 
 
 def _check(

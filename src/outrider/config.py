@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Literal, TypeVar
 
-from outrider.drafters.base import DrafterConfig, automatic_config, changed, check_options, make_config, option
+from outrider.drafters.base import (
+    MODELS_FLAG,
+    DrafterConfig,
+    automatic_config,
+    changed,
+    check_options,
+    config_class,
+    named_models,
+    option,
+)
 from outrider.errors import ConfigError
+
+Config = TypeVar("Config")
 
 
 @dataclass(frozen=True)
@@ -49,12 +61,82 @@ class Speculation:
     """How to speculate: the method, the acceptance rule, and the method's own options.
 
     Where ``method`` is a method's config, ``options`` change its fields; ``auto`` is lookup, with the draft model or
-    the trained head behind it where one is given, or a head lies beside the target.
+    the trained head behind it where one is given, or a head lies beside the target.  Options may be spelled as vLLM
+    does: ``num_speculative_tokens``, ``prompt_lookup_max``, ``prompt_lookup_min``, and ``model`` for a head too.
+
+    Raises:
+        ConfigError: a value is of another kind.
     """
 
     method: str | DrafterConfig = "auto"
+    """A method's name, ``auto``, or a method's config; None is plain decoding."""
     verifier: str = "coupled"
+    """The acceptance rule."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """The method's options, by name."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no choice."""
+        object.__setattr__(self, "method", PLAIN if self.method is None else self.method)
+        if not _is_method(self.method):
+            raise ConfigError(f"speculation: method must be a method's name or config, not {self.method!r}")
+        if not isinstance(self.verifier, str):
+            raise ConfigError(f"speculation: verifier must be the name of an acceptance rule, not {self.verifier!r}")
+        if not isinstance(self.options, Mapping):
+            raise ConfigError(f"speculation: options must map options to values, not be {self.options!r}")
+
+    @classmethod
+    def of(cls, given: Any) -> Speculation:
+        """What a user passes as speculation.
+
+        Args:
+            given: a method's name or config, a dict with ``method``, ``verifier`` and the method's options, True for
+                ``auto``, None or False for plain decoding, or a :class:`Speculation`.
+
+        Raises:
+            ConfigError: it is something else.
+        """
+        if isinstance(given, Speculation):
+            return given
+        if isinstance(given, Mapping):
+            told = {name: value for name, value in given.items() if value is not None}
+            chosen = {name: told.pop(name) for name in ("method", "verifier") if name in told}
+            nested = told.pop("options", {})
+            return cls(**chosen, options={**told, **cls(options=nested).options})
+        if given is None or isinstance(given, bool):
+            return cls(AUTOMATIC if given else PLAIN)
+        if not _is_method(given):
+            raise ConfigError(
+                f"speculation must be a method's name, a dict, a Speculation or None for plain decoding, not {given!r}"
+            )
+        return cls(given)
+
+    def drafting_with(
+        self, models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], argument: str
+    ) -> Speculation:
+        """The same with draft models or a head that the method is to use.
+
+        Args:
+            models: folders, hub ids or files.
+            argument: what the user gave them as, for messages.
+
+        Raises:
+            ConfigError: the method drafts without, or names its own already.
+        """
+        names = _names(models)
+        if self._automatic:
+            known, place = any(self.options.get(name) for name in _MODELS), _MODELS[0]
+        else:
+            config = self.drafter_config()
+            item = next((item for item in fields(config) if item.metadata.get("flag") == MODELS_FLAG), None)  # type: ignore[arg-type]
+            if item is None:
+                raise ConfigError(f"{config.method} takes no draft model; leave {argument} out, or the method to auto")
+            if len(names) > 1 and not isinstance(item.default, tuple):
+                raise ConfigError(f"{config.method} takes one draft model, not {len(names)}")
+            known, place = bool(named_models(config)), item.name
+        if known:
+            raise ConfigError(f"speculation names its draft models already; leave {argument} out")
+        return replace(self, options={**self.options, place: names if len(names) > 1 else names[0]})
 
     def drafter_config(self, beside: Callable[[], Sequence[str]] = tuple) -> DrafterConfig:
         """The method's checked config.
@@ -65,15 +147,86 @@ class Speculation:
         Raises:
             ConfigError: an unknown method or option, or a value out of bounds.
         """
-        if not isinstance(self.method, str):
-            return changed(self.method, self.options)
-        if self.method.lower() != AUTOMATIC:
-            return make_config(self.method, self.options)
         options = dict(self.options)
-        models = options.pop("models", None) or [model for model in [options.pop("model", "")] if model]
-        return changed(automatic_config(models or beside()), options)
+        if self._automatic:
+            given = [value for name in _MODELS if (value := options.pop(name, None))]
+            if len(given) > 1:
+                raise ConfigError(f"auto takes its draft models as one of {', '.join(_MODELS)}, not as several")
+            config = automatic_config(_names(given[0]) if given else beside())
+        else:
+            config = config_class(self.method)() if isinstance(self.method, str) else self.method
+        return changed(config, _spelled(options, config))
+
+    def __repr__(self) -> str:
+        """What differs from the default."""
+        default = Speculation()
+        shown = [] if self.method == default.method else [repr(self.method)]
+        shown += [] if self.verifier == default.verifier else [f"verifier={self.verifier!r}"]
+        shown += [f"options={dict(self.options)!r}"] if self.options else []
+        return f"Speculation({', '.join(shown)})"
+
+    @property
+    def _automatic(self) -> bool:
+        return isinstance(self.method, str) and self.method.lower() == AUTOMATIC
 
 
 AUTOMATIC = "auto"
+PLAIN: Final = "none"
+"""The method that drafts nothing."""
+_MODELS: Final = ("models", "model", "head")
+"""Options by which ``auto`` is told what to draft with."""
+_SPELLINGS: Final = {
+    "num_speculative_tokens": ("num_steps", "num_draft_tokens"),
+    "prompt_lookup_max": ("max_match",),
+    "prompt_lookup_min": ("min_match",),
+    "model": ("head", "models"),
+    "head": ("model",),
+}
+"""What others call an option, and which of ours it is: the first that the method has."""
 AuditScope = Literal["all", "texts", "greedy"]
 """What an audit checks: texts and frequencies, texts alone, or greedy texts alone."""
+
+
+def read_config(given: Any, default: Config) -> Config:
+    """What a user passes where a config is due.
+
+    Args:
+        given: such a config, a dict of its fields, or None.
+        default: what None stands for.
+
+    Raises:
+        ConfigError: it is something else, or names a field there is not.
+    """
+    if given is None or isinstance(given, type(default)):
+        return default if given is None else given
+    kind = type(default).__name__
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{default.method} must be a {kind} or a dict, not {given!r}")  # type: ignore[attr-defined]
+    return changed(default, given)  # type: ignore[arg-type, return-value]
+
+
+def _spelled(options: Mapping[str, Any], config: DrafterConfig) -> dict[str, Any]:
+    """Options by the names of a config's fields, models and lists of them as the fields hold them."""
+    known = {item.name: item for item in fields(config)}  # type: ignore[arg-type]
+    named: dict[str, Any] = {}
+    for name, value in options.items():
+        others = _SPELLINGS.get(name, ()) if name not in known else ()
+        field_name = next((other for other in others if other in known), name)
+        if field_name in named or (field_name != name and field_name in options):
+            raise ConfigError(f"{config.method}: {field_name} is given twice, once as {name}; give it once")
+        given = os.fspath(value) if isinstance(value, os.PathLike) else value
+        several = field_name in known and isinstance(known[field_name].default, tuple)
+        named[field_name] = _names(given) if several else given
+    return named
+
+
+def _names(given: Any) -> tuple[str, ...]:
+    """Names of models from one or several; a path is a name."""
+    listed = [given] if isinstance(given, (str, os.PathLike)) else given
+    if not isinstance(listed, Sequence) or not all(isinstance(item, (str, os.PathLike)) for item in listed):
+        raise ConfigError(f"draft models must be given as folders, hub ids or files, not {given!r}")
+    return tuple(map(os.fspath, listed))
+
+
+def _is_method(given: Any) -> bool:
+    return isinstance(given, str) or (hasattr(given, "build") and not isinstance(given, type))

@@ -6,6 +6,7 @@ and a prompt is a run of forced rows, so there is no other loop.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,24 +17,23 @@ import torch
 from outrider.admission import admit
 from outrider.config import SchedulerConfig
 from outrider.drafters.base import Committed, DraftContext, Drafter, DraftSequence, Outcome
-from outrider.errors import NumericsError, RequestError
 from outrider.guard import GuardedDrafter
 from outrider.kv.pool import KVPool
 from outrider.logprobs import prompt_logprobs, token_logprobs
 from outrider.metrics import PhaseSeconds
 from outrider.request import Request
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.sampler import RequestSampler
 from outrider.scheduler import Scheduler, Work
-from outrider.stopping import FinishReason
+from outrider.stopping import Endings, FinishReason
 from outrider.target.base import TargetModel, check_layers
 from outrider.tree import SequenceRows, TokenTree, TreeBatch
 from outrider.verify.base import Verdict, Verifier
-from outrider.verify.rows import TargetRows, rows_of
+from outrider.verify.rows import Asked, TargetRows, rows_of
 
 if TYPE_CHECKING:
     from outrider.target.tokenizer import Tokenizer
 
+_log = logging.getLogger(__name__)
 TARGET = "target"
 """The target's name in the pool."""
 
@@ -89,34 +89,45 @@ class Engine:
         self._cache = pool.cache(TARGET, row_invariant=target.row_invariant)
         self._scheduler = Scheduler(self._cache, config, most_nodes, self._drafter)
         self._cancelled: list[Request] = []
+        self._progress: list[Progress] = []
+        """What happened and was not handed out yet."""
         self._submitted = 0
 
     def step(self) -> list[Progress]:
         """Run one round for every request that has room in it.
 
+        Whatever a round raises, no request is left half-way: each has all of the round's tokens or none, those without
+        begin again from their committed tokens, and what happened before is returned by the next call.
+
         Returns:
             What happened to each request that got tokens or ended.
         """
-        if not self._own_threads:
-            return self._round()
         # Two pools of threads that wait by spinning take each other's cores.
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        if self._own_threads:
+            torch.set_num_threads(1)
         try:
-            return self._round()
+            self._end_cancelled()
+            self._round()
+        except BaseException:
+            self._set_back()
+            raise
         finally:
-            torch.set_num_threads(threads)
+            if self._own_threads:
+                torch.set_num_threads(threads)
+        return self._handed_out()
 
-    def _round(self) -> list[Progress]:
+    def _round(self) -> None:
         clock = [time.perf_counter()]
-        ended = self.end_cancelled()
         work, preempted = self._scheduler.schedule()
         for request in preempted:
             self._drafter.pause(request.id)
         if not work:
-            return ended
+            return
         deciding = [item for item in work if item.reaches_anchor]
-        context = DraftContext(tuple(map(_view, deciding)), self.verifier.draws)
+        endings = [Endings(item.request.stopper) for item in deciding]
+        views = tuple(_view(item, ending) for item, ending in zip(deciding, endings, strict=True))
+        context = DraftContext(views, self.verifier.draws)
 
         clock.append(time.perf_counter())
         trees = self._drafter.propose(context)
@@ -126,34 +137,43 @@ class Engine:
         output = self.target.forward(batch, self._cache, self._drafter.hidden_layers)
         clock.append(time.perf_counter())
         self._advance_prompts(work, batch, output.logits)
-        rows = rows_of(output.logits, self.vocabulary, _requests(batch, deciding))
-        verdicts = [self._decide(item, tree, answer) for item, tree, answer in zip(deciding, trees, rows, strict=True)]
+        rows = rows_of(output.logits, self.vocabulary, _asked(batch, deciding, endings))
+        decided = [self._decide(item, tree, answer) for item, tree, answer in zip(deciding, trees, rows, strict=True)]
         clock.append(time.perf_counter())
-        decided = [verdict for verdict, _ in verdicts]
         self._drafter.observe(Outcome(context, trees, decided, batch, output, _committed(work, batch, decided)))
         clock.append(time.perf_counter())
 
-        self._record(work, clock, sum(len(verdict.tokens) for verdict, _ in verdicts))
-        return ended + [self._close_ended(progress) for _, progress in verdicts]
+        self._record(work, clock, sum(len(verdict.tokens) for verdict in decided), sum(map(len, trees)))
+        self._close_ended()
 
-    def _decide(self, item: Work, tree: TokenTree, rows: TargetRows) -> tuple[Verdict, Progress]:
+    def _decide(self, item: Work, tree: TokenTree, rows: TargetRows) -> Verdict:
         """Accept, trim and commit one sequence's round."""
-        request = item.request
+        request, error = item.request, None
         try:
             verdict = self.verifier.accept(tree, rows)
-        except (NumericsError, RequestError) as error:
-            self._scheduler.finish(request, FinishReason.ERROR, str(error))
-            return Verdict.nothing(), Progress(request, finished=True)
-        taken = request.stopper.take(verdict.tokens)
+            if verdict.failed:
+                error = rows.failures.get(verdict.last)
+        except Exception as fault:  # noqa: BLE001 - a rule that breaks down ends its own request, and no other
+            _log.exception("acceptance failed for request %s, which ends", request.id)
+            verdict, error = Verdict.nothing(), fault
+        taken, stopper = request.stopper.take(verdict.tokens, failed=verdict.failed)
         verdict = verdict.cut(tree, taken.count)
+        chosen_from = rows.logits[[0, *verdict.path][: len(verdict.tokens)], : self.vocabulary]
+        top = request.params.logprobs
+        logprobs = [] if top is None else token_logprobs(chosen_from, verdict.tokens, top)
         kept = [*range(item.forced + 1), *(item.forced + node for node in verdict.path)]
         self._cache.commit(request.id, request.computed, kept)
-        if request.params.logprobs is not None:
-            chosen_from = rows.logits[[0, *verdict.path][: len(verdict.tokens)], : self.vocabulary]
-            request.logprobs += token_logprobs(chosen_from, verdict.tokens, request.params.logprobs)
-        self._scheduler.commit(item, verdict, taken)
+        self._scheduler.commit(item, verdict, taken, stopper, logprobs, error)
         ended = taken.finish_reason is not None
-        return verdict, Progress(request, verdict.tokens, len(verdict.path), taken.text, ended)
+        self._progress.append(Progress(request, verdict.tokens, len(verdict.path), taken.text, ended))
+        return verdict
+
+    def _set_back(self) -> None:
+        """After a round that was broken off: whoever runs begins again, as after a preemption."""
+        for request in reversed(self._scheduler.running.copy()):
+            self._scheduler.preempt(request)
+            self._drafter.pause(request.id)
+        self._close_ended()
 
     def submit(
         self, prompt: Sequence[int], params: SamplingParams, *, choice: int = 0, seed: int | None = None
@@ -198,31 +218,39 @@ class Engine:
             if not item.reaches_anchor:
                 self._scheduler.advance(request, item.forced)
 
-    def _close_ended(self, progress: Progress) -> Progress:
-        if progress.finished:
-            self._drafter.close(progress.request.id)
-        return progress
+    def _close_ended(self) -> None:
+        for progress in self._progress:
+            if progress.finished:
+                self._drafter.close(progress.request.id)
 
     def end_cancelled(self) -> list[Progress]:
-        """End what was cancelled now, without a round."""
-        ended = []
+        """End what was cancelled now, without a round; the result is as for :meth:`step`."""
+        self._end_cancelled()
+        return self._handed_out()
+
+    def _end_cancelled(self) -> None:
         while self._cancelled:
             request = self._cancelled.pop()
             if request.finish_reason is None:
                 self._scheduler.finish(request, FinishReason.CANCELLED)
-                ended.append(self._close_ended(Progress(request, finished=True)))
-        return ended
+                self._progress.append(Progress(request, finished=True))
+                self._drafter.close(request.id)
 
-    def _record(self, work: Sequence[Work], clock: Sequence[float], tokens: int) -> None:
+    def _handed_out(self) -> list[Progress]:
+        progress, self._progress = self._progress, []
+        return progress
+
+    def _record(self, work: Sequence[Work], clock: Sequence[float], tokens: int, rows: int) -> None:
         begun, scheduled, proposed, packed, forwarded, decided, observed = clock
         total, draft, verify = observed - begun, proposed - scheduled + observed - decided, forwarded - packed
         if any(item.forced for item in work):
             self.seconds.prefill += total
         else:
-            self.seconds.add_round(draft=draft, verify=verify, other=total - draft - verify, tokens=tokens)
+            other = total - draft - verify
+            self.seconds.add_round(draft=draft, verify=verify, other=other, tokens=tokens, rows=rows)
 
 
-def _view(item: Work) -> DraftSequence:
+def _view(item: Work, endings: Endings) -> DraftSequence:
     request = item.request
     return DraftSequence(
         key=request.id,
@@ -232,6 +260,7 @@ def _view(item: Work) -> DraftSequence:
         depth=max(0, request.limit - request.wanted - 1),
         round_number=request.round_number,
         sampler=request.sampler,
+        ended=endings.reached,
     )
 
 
@@ -266,10 +295,10 @@ def _committed(work: Sequence[Work], batch: TreeBatch, verdicts: Sequence[Verdic
     return kept
 
 
-def _requests(batch: TreeBatch, deciding: Sequence[Work]) -> list[tuple[int, TokenTree, RequestSampler, int]]:
-    """First logits row, tree, sampler and round of every sequence that gets a token."""
+def _asked(batch: TreeBatch, deciding: Sequence[Work], endings: Sequence[Endings]) -> list[Asked]:
+    """The rows of every sequence that gets a token."""
     reached = [(index, rows.tree) for index, rows in enumerate(batch.sequences) if rows.tree is not None]
     return [
-        (batch.first_tree_row(index), tree, item.request.sampler, item.request.round_number)
-        for (index, tree), item in zip(reached, deciding, strict=True)
+        Asked(batch.first_tree_row(index), tree, item.request.sampler, item.request.round_number, ending.reached)
+        for (index, tree), item, ending in zip(reached, deciding, endings, strict=True)
     ]

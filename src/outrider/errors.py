@@ -23,3 +23,8 @@ class NumericsError(OutriderError, ArithmeticError):
 
 class TrainingError(OutriderError):
     """A training cannot begin or go on; the message says what to do, and nothing trained so far is lost."""
+
+
+def one_line(error: BaseException) -> str:
+    """Shorten a library's message to one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
 
 from outrider.drafters.base import DraftContext, Drafter, Outcome
-from outrider.tree import TokenTree, root_only
+from outrider.tree import Candidate, TokenTree, root_only
 
 _log = logging.getLogger(__name__)
+_ROUNDING: Final = 1e-6
+"""Most that a law's probabilities may add up to beside 1."""
 
 
 class GuardedDrafter:
@@ -94,8 +99,33 @@ class GuardedDrafter:
                 raise ValueError("the tree branches, which its drafter did not announce")
             if not self._needs.merged and any(candidate.source for candidate in tree.candidates):
                 raise ValueError("the tree holds draws of several drafters, which its drafter did not announce")
-            if not all(0 <= token < self._vocabulary for token in tree.tokens):
-                raise ValueError("the tree holds a token the target does not have")
+            if not all(type(token) is int and 0 <= token < self._vocabulary for token in tree.tokens):
+                raise ValueError("the tree holds a token the target does not have, or one that is no int")
+            if not context.draws.target_alone:
+                self._check_laws(tree)
+
+    def _check_laws(self, tree: TokenTree) -> None:
+        """Ratio rules weigh a draft by the law it says it was drawn from: a wrong one would bias the text."""
+        sound: dict[int, str] = {}
+        for candidate in tree.candidates:
+            if candidate.q is None:
+                if not self._needs.deterministic:
+                    raise ValueError("the tree holds a draft without a law, which its drafter did not announce")
+                continue
+            if id(candidate.q) not in sound:
+                sound[id(candidate.q)] = self._fault_of(candidate.q)
+            if fault := sound[id(candidate.q)] or _fault_of_draw(candidate, tree.tokens[candidate.node]):
+                raise ValueError(f"the law of a draft {fault}")
+
+    def _fault_of(self, q: object) -> str:
+        """What is wrong with a law; empty where it is one."""
+        if not isinstance(q, np.ndarray) or q.dtype != np.float64:
+            return "is no NumPy array of float64"
+        if q.shape != (self._vocabulary,):
+            return f"has the shape {q.shape}, but the target has {self._vocabulary} tokens"
+        if not (q.min() >= 0.0 and abs(q.sum() - 1.0) <= _ROUNDING):  # NaN is neither
+            return "holds a number that is negative or none, or does not add up to 1"
+        return ""
 
     def _switch_off(self, key: str, error: Exception) -> None:
         _log.warning("drafting ended for request %s, which goes on plain: %s: %s", key, type(error).__name__, error)
@@ -107,3 +137,13 @@ class GuardedDrafter:
             self._drafter.close(key)
         except Exception:  # noqa: BLE001 - whatever a drafter does, its requests end as they should
             _log.exception("the drafter failed to let go of request %s", key)
+
+
+def _fault_of_draw(candidate: Candidate, token: int) -> str:
+    """What is wrong with a token that is said to be drawn from a law; empty where it can be."""
+    assert candidate.q is not None
+    if token in candidate.removed:
+        return "leaves out the draft itself"
+    if any(type(other) is not int or not 0 <= other < len(candidate.q) for other in candidate.removed):
+        return "leaves out a token that does not exist"
+    return "" if candidate.q[token] > 0.0 else "gives the draft no chance"

@@ -2,44 +2,49 @@
 
 from __future__ import annotations
 
-import logging
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from operator import index
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from rich.progress import Progress as ProgressBar
 
-from outrider.completion import Choice, Chunk, Completion
+from outrider.assembly import Assembled, Loader, assemble, planned
+from outrider.completion import Completion
 from outrider.config import CacheConfig, SchedulerConfig, Speculation
-from outrider.drafters.base import DrafterConfig, Workbench
-from outrider.engine import Engine, Progress
+from outrider.drafters.base import DrafterConfig
+from outrider.engine import Engine
 from outrider.errors import ConfigError, RequestError
 from outrider.heads.checkpoint import HeadCheckpoint
-from outrider.kv.memory import automatic_rows, check_fits
-from outrider.kv.pool import KVPool
-from outrider.request import Request
+from outrider.inputs import Params, Prompt, read_load_options, read_params, read_prompt, read_prompts
+from outrider.messages import Messages, Tool, read_conversations, read_template
+from outrider.notebook import table_html
 from outrider.sampling.params import SamplingParams
-from outrider.target.backends import LoadOptions, load_model
+from outrider.shared import SharedEngine, Stream
+from outrider.target.backends import load_model
 from outrider.target.base import TargetModel
 from outrider.target.loading import heads_beside
 from outrider.target.tokenizer import Tokenizer
-from outrider.verify import check_exact, make_verifier
+from outrider.verify.base import rule_label
 
-Prompt = str | Sequence[int]
-_MOST_ROWS = 65536
-_log = logging.getLogger(__name__)
-Messages = Sequence[Mapping[str, str]]
+if TYPE_CHECKING:
+    import torch
+
+Plan = str | DrafterConfig | Speculation | Mapping[str, Any] | bool | None
+"""What says how to speculate; see :meth:`outrider.config.Speculation.of`."""
 
 
 class LLM:
     """A model ready to complete prompts, with speculation that changes nothing but the speed.
 
+    Several threads may use one at a time: each gets what it would get alone, and their requests share rounds.
+
     Args:
         model: a folder, a hub id, a ``.gguf`` file, or the name of one in the models folder.
-        speculation: a method's name or config, a :class:`Speculation`, or None for plain decoding.
+        speculation: a method's name or config, a dict of ``method``, ``verifier`` and options, a
+            :class:`Speculation`, or None for plain decoding.
+        draft_model: a smaller model, or several, that draft where lookup finds nothing; a folder, hub id or file each.
+        head: a trained head that drafts where lookup finds nothing: its folder, or the name of one that comes along.
         dtype: precision on the ``hf`` backend: ``float32``, ``bfloat16`` or ``float16``; ``auto`` leaves the choice to
             the backend.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -48,8 +53,8 @@ class LLM:
         context_length: most tokens of prompt and output together; None is the model's own limit.
         quantization: what the native backend makes of the weights: ``none``, ``w8`` or ``w4``.
         draft_quantization: the same for draft models; ``auto`` is ``w4``, which changes the acceptance rate alone.
-        cache: how many keys and values are kept.
-        scheduler: how much work goes into one pass.
+        cache: how many keys and values are kept, as a :class:`CacheConfig` or a dict.
+        scheduler: how much work goes into one pass, as a :class:`SchedulerConfig` or a dict.
 
     Raises:
         ModelError: the model cannot be found, read or served.
@@ -60,21 +65,28 @@ class LLM:
         self,
         model: str | Path,
         *,
-        speculation: str | DrafterConfig | Speculation | None = "auto",
-        dtype: str = "auto",
-        device: str = "auto",
-        backend: str = "auto",
+        speculation: Plan = "auto",
+        draft_model: str | Path | Sequence[str | Path] | None = None,
+        head: str | Path | None = None,
+        dtype: str | torch.dtype | None = "auto",
+        device: str | torch.device | None = "auto",
+        backend: str | None = "auto",
         context_length: int | None = None,
-        quantization: str = "none",
-        draft_quantization: str = "auto",
-        cache: CacheConfig | None = None,
-        scheduler: SchedulerConfig | None = None,
+        quantization: str | None = "none",
+        draft_quantization: str | None = "auto",
+        cache: CacheConfig | Mapping[str, Any] | None = None,
+        scheduler: SchedulerConfig | Mapping[str, Any] | None = None,
     ) -> None:
-        options = LoadOptions(
+        if not isinstance(model, (str, os.PathLike)):
+            raise ConfigError(
+                f"model must be a folder, a hub id or a file, not {type(model).__name__}; a model in memory goes to "
+                "LLM.from_model"
+            )
+        options = read_load_options(
+            context_length,
             backend=backend,
             dtype=dtype,
             device=device,
-            context_length=context_length,
             quantization=quantization,
             draft_quantization=draft_quantization,
         )
@@ -82,10 +94,11 @@ class LLM:
         def load(path: str | Path) -> tuple[TargetModel, Tokenizer]:
             return load_model(path, options.for_drafter)
 
-        plan = _plan(speculation)
-        config = plan.drafter_config(lambda: heads_beside(model))
+        plan = planned(speculation, draft_model, head)
+        plan = Speculation(plan.drafter_config(lambda: heads_beside(model)), plan.verifier)
         target, tokenizer = load_model(model, options)
-        self._assemble(target, tokenizer, load, Speculation(config, plan.verifier), cache, scheduler)
+        made = assemble(target, tokenizer, plan, load=load, cache=cache, scheduler=scheduler)
+        self._take(made, tokenizer, load, None, os.fspath(model))
 
     @classmethod
     def from_model(
@@ -93,11 +106,11 @@ class LLM:
         target: TargetModel,
         tokenizer: Tokenizer | None = None,
         *,
-        speculation: str | DrafterConfig | Speculation | None = "auto",
+        speculation: Plan = "auto",
         draft_models: Mapping[str, TargetModel] | None = None,
         heads: Mapping[str, HeadCheckpoint] | None = None,
-        cache: CacheConfig | None = None,
-        scheduler: SchedulerConfig | None = None,
+        cache: CacheConfig | Mapping[str, Any] | None = None,
+        scheduler: SchedulerConfig | Mapping[str, Any] | None = None,
     ) -> LLM:
         """Serve models that are in memory already.
 
@@ -119,172 +132,220 @@ class LLM:
                 )
             return known[str(path)], tokenizer
 
+        plan = Speculation.of(speculation)
+        made = assemble(target, tokenizer, plan, load=load, heads=heads, cache=cache, scheduler=scheduler)
         llm = cls.__new__(cls)
-        llm._assemble(target, tokenizer, load, speculation, cache, scheduler, heads)
+        llm._take(made, tokenizer, load, heads, tokenizer.name if tokenizer else type(target).__name__)
         return llm
 
-    def speculating(self, speculation: str | DrafterConfig | Speculation | None) -> LLM:
+    def speculating(self, speculation: Plan) -> LLM:
         """The same target under another drafter, with pages of its own.
 
         Args:
             speculation: as for the class; draft models are loaded as this one's would be.
         """
+        plan = Speculation.of(speculation)
+        made = assemble(self.engine.target, self.tokenizer, plan, load=self._load, heads=self._heads)
         llm = type(self).__new__(type(self))
-        llm._assemble(self.engine.target, self.tokenizer, self._load, speculation, None, None, self._heads)
+        llm._take(made, self.tokenizer, self._load, self._heads, self._name)
         return llm
 
-    def _assemble(
-        self,
-        target: TargetModel,
-        tokenizer: Tokenizer | None,
-        load: Any,
-        speculation: str | DrafterConfig | Speculation | None,
-        cache: CacheConfig | None,
-        scheduler: SchedulerConfig | None,
-        heads: Mapping[str, HeadCheckpoint] | None = None,
-    ) -> None:
-        plan = _plan(speculation)
-        config, verifier = plan.drafter_config(), make_verifier(plan.verifier)
-        check_exact(verifier, config.method, config.needs)
-        if not verifier.lossless:
-            warn_lossy(verifier.name)
-        pages = cache or CacheConfig()
-        automatic = automatic_rows(target.context_length, _MOST_ROWS, target.row_bytes, target.device)
-        pool = KVPool(pages.rows or automatic, pages.page_size, pages.prefix_cache)
-        needs = {"the target": target.row_bytes}
-
-        def load_draft(path: str) -> tuple[TargetModel, Tokenizer | None]:
-            model, its_tokenizer = load(path)
-            needs[str(path)] = model.row_bytes
-            return model, its_tokenizer
-
-        vocabulary = min(target.vocabulary, tokenizer.vocab_size) if tokenizer else target.vocabulary
-        bench = Workbench(
-            target=target,
-            tokenizer=tokenizer,
-            pool=pool,
-            draws=verifier.draws,
-            device=target.device,
-            vocabulary=vocabulary,
-            load=load_draft,
-            heads=heads or {},
-            reserve=needs.__setitem__,
-        )
-        self._inboxes: dict[str, deque[Progress]] = {}
-        self.drafter_config, self.verifier, self.tokenizer = config, verifier, tokenizer
-        self._load, self._heads = load, heads
-        self.engine = Engine(
-            target=target,
-            tokenizer=tokenizer,
-            pool=pool,
-            drafter=config.build(bench),
-            verifier=verifier,
-            config=scheduler or SchedulerConfig(),
-            most_nodes=config.most_nodes,
-            vocabulary=vocabulary,
-        )
-        check_fits(pool, needs, target.device)
-        self.cache_bytes = {model: pool.rows * size for model, size in needs.items()}
+    def _take(self, made: Assembled, tokenizer: Tokenizer | None, load: Loader, heads: Any, name: str) -> None:
+        self._shared, self._load, self._heads, self._name = SharedEngine(made.engine), load, heads, name
+        self.tokenizer, self.drafter_config, self.verifier = tokenizer, made.drafter_config, made.verifier
+        self.cache_bytes = made.cache_bytes
         """Memory for keys and values, by model: the most it will ever be."""
+
+    @property
+    def engine(self) -> Engine:
+        """What decodes; whoever runs its rounds directly must be alone with it.
+
+        Raises:
+            RequestError: this LLM is closed.
+        """
+        return self._shared.engine
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: Prompt | Iterable[Prompt],
+        params: Params | Iterable[Params] | None = None,
         *,
         progress: bool = False,
+        **options: Any,
     ) -> list[Completion]:
         """Complete prompts, side by side.
 
         Args:
-            prompts: a text, a list of token ids, or a list of either.
-            params: one for all prompts or one for each; None is greedy.
+            prompts: a text, token ids, a dict with ``prompt`` or ``prompt_token_ids``, or several of these.
+            params: one for all prompts or one for each, as :class:`SamplingParams` or dicts; None is greedy.
             progress: show a progress bar.
+            options: single sampling parameters by name, which go before ``params``.
 
         Returns:
             One completion per prompt, in order.
-        """
-        listed = [prompts] if _is_one(prompts) else list(prompts)
-        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(listed)
-        if len(each) != len(listed):
-            raise RequestError(f"there are {len(listed)} prompts but {len(each)} sampling parameters")
-        encoded = [self.encode(prompt) for prompt in listed]  # type: ignore[arg-type]
-        before = self.engine.seconds.copy()
-        groups: list[list[Request]] = []
-        try:
-            for prompt, wish in zip(encoded, each, strict=True):
-                groups.append(self._submit(prompt, wish))
-            self._finish([request for group in groups for request in group], progress)
-        except BaseException:
-            self._abandon(request for group in groups for request in group)
-            raise
-        spent = self.engine.seconds.minus(before)
-        return [
-            Completion(
-                prompt_token_ids=tuple(prompt),
-                choices=tuple(Choice.of(request) for request in group),
-                seconds=spent,
-                prompt_logprobs=None if wish.prompt_logprobs is None else tuple(group[0].prompt_logprobs),
-            )
-            for prompt, group, wish in zip(encoded, groups, each, strict=True)
-        ]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+        Raises:
+            RequestError: a prompt is empty, too long or no prompt; no other is completed then.
+            ConfigError: a sampling parameter is unknown or out of range.
+        """
+        listed = read_prompts(prompts)
+        each = read_params(params, options, len(listed))
+        return self._complete([self.encode(prompt) for prompt in listed], each, progress)
+
+    def stream(self, prompt: Prompt, params: Params | None = None, **options: Any) -> Stream:
         """Complete one prompt piece by piece; closing the iterator early cancels the request.
 
         Args:
-            prompt: a text or token ids.
+            prompt: a text, token ids, or a dict of either.
             params: None is greedy.
+            options: single sampling parameters by name, which go before ``params``.
+
+        Returns:
+            An iterator over chunks; its request is under way whether or not it is read.
+
+        Raises:
+            RequestError: the prompt is empty, too long or no prompt.
+            ConfigError: a sampling parameter is unknown or out of range.
         """
-        return self._stream(self.encode(prompt), params or SamplingParams())
+        return self._stream(self.encode(prompt), read_params(params, options, 1)[0])
 
-    def _stream(self, prompt: Sequence[int], params: SamplingParams) -> Iterator[Chunk]:
-        requests = self._submit(prompt, params)
-        inbox: deque[Progress] = deque()
-        self._inboxes |= {request.id: inbox for request in requests}
-        open_requests = len(requests)
-        try:
-            while open_requests:
-                while not inbox:
-                    self._step()
-                item = inbox.popleft()
-                open_requests -= item.finished
-                whole = Choice.of(item.request) if item.finished else None
-                yield Chunk(item.request.choice, item.text, item.tokens, item.drafted, whole)
-        finally:
-            for request in requests:
-                self._inboxes.pop(request.id, None)
-            self._abandon(requests)
-
-    def chat(self, messages: Messages, params: SamplingParams | None = None) -> Completion:
-        """Answer a conversation, through the model's own chat template.
+    @overload
+    def chat(
+        self,
+        messages: Messages,
+        params: Params | None = None,
+        *,
+        stream: Literal[False] = False,
+        tools: Sequence[Tool] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        progress: bool = False,
+        **options: Any,
+    ) -> Completion: ...
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Sequence[Mapping[str, Any]]],
+        params: Params | Iterable[Params] | None = None,
+        *,
+        stream: Literal[False] = False,
+        **options: Any,
+    ) -> list[Completion]: ...
+    @overload
+    def chat(
+        self,
+        messages: Messages,
+        params: Params | None = None,
+        *,
+        stream: Literal[True],
+        **options: Any,
+    ) -> Stream: ...
+    def chat(
+        self,
+        messages: Messages | Sequence[Sequence[Mapping[str, Any]]],
+        params: Params | Iterable[Params] | None = None,
+        *,
+        stream: bool = False,
+        tools: Sequence[Tool] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        progress: bool = False,
+        **options: Any,
+    ) -> Completion | list[Completion] | Stream:
+        """Answer a conversation, or several side by side, through the model's own chat template.
 
         Args:
-            messages: ``{"role": …, "content": …}`` in order.
-            params: None is greedy.
+            messages: ``{"role": …, "content": …}`` in order, content a text or a list of text parts; a list of such
+                lists; or a text, which is one message of the user's.
+            params: one for all conversations or one for each; None is greedy.
+            stream: answer one conversation piece by piece, as :meth:`stream` does.
+            tools: what the model may call: functions, or dicts with a JSON schema.
+            add_generation_prompt: end with what begins the model's answer; by default unless a message is continued.
+            continue_final_message: go on with the last message instead of answering it.
+            chat_template_kwargs: further variables of the template, such as ``enable_thinking``.
+            progress: show a progress bar.
+            options: single sampling parameters by name, which go before ``params``.
+
+        Returns:
+            A completion; a list of them for several conversations; with ``stream`` an iterator over chunks.
 
         Raises:
             ModelError: the model has no chat template.
+            RequestError: a message is no message, or the template refuses the conversation.
+            ConfigError: a sampling parameter is unknown or out of range.
         """
-        return self.generate(self.encode_chat(messages), params)[0]
+        conversations, several = read_conversations(messages)
+        if stream and several:
+            raise RequestError(f"stream=True answers one conversation, but {len(conversations)} were given")
+        each = read_params(params, options, len(conversations))
+        told = read_template(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
+        encoded = [self._written(conversation, told) for conversation in conversations]
+        if stream:
+            return self._stream(encoded[0], each[0])
+        found = self._complete(encoded, each, progress)
+        return found if several else found[0]
+
+    def __repr__(self) -> str:
+        """Which model, and how it speculates."""
+        facts = ", ".join(f"{name}={value!r}" for name, value in self._facts.items())
+        return f"LLM({self._name!r}, {facts})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return table_html(f"LLM {self._name}", ((name, str(value)) for name, value in self._facts.items()))
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        if self._shared.closed:
+            return {"closed": True}
+        target, rule = self.engine.target, self.verifier
+        facts = {"speculation": self.drafter_config.method, "verifier": rule_label(rule.name, lossless=rule.lossless)}
+        return facts | {"device": str(target.device), "context_length": target.context_length}
 
     def clear_prefix_cache(self) -> None:
         """Forget what earlier requests left for later ones whose text begins alike; nothing but speed changes."""
-        self.engine.clear_prefix_cache()
+        self._shared.clear_prefix_cache()
+
+    def close(self) -> None:
+        """Cancel what is open and let go of the models; what is asked afterwards is refused."""
+        self._shared.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; ids pass through.
 
         Raises:
+            RequestError: it is no prompt.
             ConfigError: text for a model without a tokenizer.
         """
-        if not isinstance(prompt, str):
-            return [token if isinstance(token, int) else index(token) for token in prompt]
-        return self._tokenizer.encode(prompt)
+        read = read_prompt(prompt)
+        return self._tokenizer.encode(read) if isinstance(read, str) else read
 
-    def encode_chat(self, messages: Messages) -> list[int]:
-        """Token ids of a conversation, ready for the model's answer."""
-        text = self._tokenizer.apply_chat_template([dict(message) for message in messages])
+    def encode_chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Tool] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of one conversation, ready for the model's answer; see :meth:`chat` for arguments and errors."""
+        conversations, several = read_conversations(messages)
+        if several:
+            raise RequestError(f"encode_chat takes one conversation, but {len(conversations)} were given")
+        told = read_template(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
+        return self._written(conversations[0], told)
+
+    def _written(self, conversation: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> list[int]:
+        text = self._tokenizer.apply_chat_template(conversation, **told)
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     @property
@@ -293,47 +354,26 @@ class LLM:
             raise ConfigError("this model was given without a tokenizer; pass token ids")
         return self.tokenizer
 
-    def _submit(self, prompt: Sequence[int], params: SamplingParams) -> list[Request]:
-        first = self.engine.submit(prompt, params)
-        return [first, *(self.engine.submit(prompt, params, choice=i, seed=first.seed) for i in range(1, params.n))]
+    def _complete(
+        self, encoded: Sequence[Sequence[int]], each: Sequence[SamplingParams], progress: bool
+    ) -> list[Completion]:
+        call = self._shared.submit(zip(encoded, each, strict=True), ends_only=True)
+        try:
+            with ProgressBar(disable=not progress, transient=True) as bar:
+                task = bar.add_task("completing", total=call.open)
+                while self._shared.wait(call) is not None:
+                    bar.advance(task)
+        finally:
+            self._shared.drop(call)
+        return [
+            Completion(
+                prompt_token_ids=tuple(prompt),
+                choices=tuple(map(call.choice, group)),
+                seconds=call.seconds,
+                prompt_logprobs=None if wish.prompt_logprobs is None else tuple(group[0].prompt_logprobs),
+            )
+            for prompt, group, wish in zip(encoded, call.groups, each, strict=True)
+        ]
 
-    def _finish(self, requests: Sequence[Request], progress: bool) -> None:
-        with ProgressBar(disable=not progress, transient=True) as bar:
-            task = bar.add_task("completing", total=len(requests))
-            while any(request.finish_reason is None for request in requests):
-                self._step()
-                bar.update(task, completed=sum(request.finish_reason is not None for request in requests))
-
-    def _step(self) -> None:
-        """Run a round, and hand what happened to the streams it belongs to: several may be open side by side."""
-        self._deliver(self.engine.step())
-
-    def _deliver(self, progress: Sequence[Progress]) -> None:
-        for item in progress:
-            if item.request.id in self._inboxes:
-                self._inboxes[item.request.id].append(item)
-
-    def _abandon(self, requests: Any) -> None:
-        for request in requests:
-            self.engine.cancel(request)
-        self._deliver(self.engine.end_cancelled())
-
-
-@cache
-def warn_lossy(rule: str) -> None:
-    """Log that a rule changes the text, once for each."""
-    _log.warning("verifier %r is lossy: the text will not be the target's own", rule)
-
-
-def _plan(speculation: str | DrafterConfig | Speculation | None) -> Speculation:
-    return speculation if isinstance(speculation, Speculation) else Speculation(speculation or "none")
-
-
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    if isinstance(prompts, str) or len(prompts) == 0:
-        return isinstance(prompts, str)
-    try:
-        index(prompts[0])  # type: ignore[arg-type]
-    except TypeError:
-        return False
-    return True
+    def _stream(self, prompt: Sequence[int], params: SamplingParams) -> Stream:
+        return Stream(self._shared, self._shared.submit([(prompt, params)], ends_only=False))

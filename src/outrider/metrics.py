@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING, Final
 
-from outrider.verify.base import Verdict
+if TYPE_CHECKING:
+    from outrider.verify.base import Verdict
+
+FEWEST_ONE_ROW_ROUNDS: Final = 8
+"""So many rounds tell what a plain one costs; the mean of fewer is at the mercy of a single slow one."""
 
 
 def predicted_speedup(acceptance: Sequence[float], cost: float, verify: float = 1.0) -> float:
@@ -89,6 +94,50 @@ class SpeculationStats:
 
 
 @dataclass
+class RowCosts:
+    """What decoding rounds cost by the rows of their pass: the verify curve t(rows) of a run.
+
+    Drafting is left out, so a round of one row costs what a plain one does.
+    """
+
+    rounds: dict[int, int] = field(default_factory=dict)
+    """Rounds, by rows."""
+    seconds: dict[int, float] = field(default_factory=dict)
+    """Their time, by rows."""
+
+    def add(self, rows: int, seconds: float) -> None:
+        """Count one round."""
+        self.rounds[rows] = self.rounds.get(rows, 0) + 1
+        self.seconds[rows] = self.seconds.get(rows, 0.0) + seconds
+
+    def mean(self, rows: int) -> float:
+        """Seconds of a round with so many rows.
+
+        Raises:
+            KeyError: there was none.
+        """
+        return self.seconds[rows] / self.rounds[rows]
+
+    def __add__(self, other: RowCosts) -> RowCosts:
+        """The rounds of both."""
+        return self._merged(other, 1)
+
+    def __sub__(self, before: RowCosts) -> RowCosts:
+        """The rounds since ``before`` was copied."""
+        return self._merged(before, -1)
+
+    def copy(self) -> RowCosts:
+        """The same numbers, apart."""
+        return RowCosts(dict(self.rounds), dict(self.seconds))
+
+    def _merged(self, other: RowCosts, sign: int) -> RowCosts:
+        rows = sorted(self.rounds.keys() | other.rounds.keys())
+        counts = {n: self.rounds.get(n, 0) + sign * other.rounds.get(n, 0) for n in rows}
+        kept = {n: count for n, count in counts.items() if count}
+        return RowCosts(kept, {n: self.seconds.get(n, 0.0) + sign * other.seconds.get(n, 0.0) for n in kept})
+
+
+@dataclass
 class PhaseSeconds:
     """Where the engine's time went."""
 
@@ -103,9 +152,12 @@ class PhaseSeconds:
     """Passes that only decode."""
     tokens: int = 0
     """Tokens those passes emitted, of all requests."""
+    by_rows: RowCosts = field(default_factory=RowCosts)
+    """Verify and other of those passes, by the rows they carried."""
 
-    def add_round(self, *, draft: float, verify: float, other: float, tokens: int) -> None:
+    def add_round(self, *, draft: float, verify: float, other: float, tokens: int, rows: int) -> None:
         """Count one decoding pass."""
+        self.by_rows.add(rows, verify + other)
         self.rounds += 1
         self.tokens += tokens
         self.draft += draft
@@ -124,7 +176,7 @@ class PhaseSeconds:
 
     def copy(self) -> PhaseSeconds:
         """The same numbers, apart."""
-        return replace(self)
+        return replace(self, by_rows=self.by_rows.copy())
 
     def minus(self, before: PhaseSeconds) -> PhaseSeconds:
         """What has been added since a copy was taken."""
@@ -135,6 +187,7 @@ class PhaseSeconds:
             self.other - before.other,
             self.rounds - before.rounds,
             self.tokens - before.tokens,
+            self.by_rows - before.by_rows,
         )
 
 
@@ -145,20 +198,37 @@ def rates_per_round(stats: SpeculationStats) -> list[float]:
     return rates + [0.0] * (len(stats.drafted) - len(rates))
 
 
+def decoded_alone(stats: SpeculationStats, seconds: PhaseSeconds) -> bool:
+    """Whether all the rounds that were timed decoded one sequence, and no other beside it."""
+    return (seconds.rounds, seconds.tokens) == (stats.rounds, stats.emitted)
+
+
 @dataclass(frozen=True)
 class Prediction:
-    """What acceptance and costs of some rounds promise, told without a plain run to compare with."""
+    """What acceptance and costs of some rounds say, told without a plain run to compare with."""
 
     cost_coefficient: float
     """c: seconds of one draft step over seconds of one target pass, both as these rounds had them."""
-    speedup: float
-    """Leviathan's formula with each depth's acceptance; it takes a pass over many rows to cost what one row costs."""
+    one_row: float | None
+    """Seconds of a plain round: the mean of these rounds' that carried one row; None where too few did."""
+    speedup: float | None
+    """Seconds plain decoding would have taken, a one-row round for each token, over the seconds these rounds took with
+    all their drafts and rows; None where ``one_row`` is."""
 
     @classmethod
-    def of(cls, stats: SpeculationStats, seconds: PhaseSeconds) -> Prediction | None:
-        """From what was counted and timed, or None where nothing was drafted."""
+    def of(cls, stats: SpeculationStats, seconds: PhaseSeconds, plain: RowCosts | None = None) -> Prediction | None:
+        """From what was counted and timed, or None where nothing was drafted.
+
+        Args:
+            stats: of one prompt's drafts.
+            seconds: of the rounds that decoded it.  Where other requests shared them, the speedup is unknown: one row
+                would not have been a whole round.
+            plain: more rounds to take the cost of one row from; those of ``seconds`` count in any case.
+        """
         if not (stats.levels and seconds.rounds and seconds.verify):
             return None
-        target_pass, rates = seconds.verify / seconds.rounds, rates_per_round(stats)
-        step = seconds.draft / seconds.rounds / len(rates) / target_pass
-        return cls(seconds.draft / stats.levels / target_pass, predicted_speedup(rates, step))
+        step = seconds.draft / stats.levels / (seconds.verify / seconds.rounds)
+        costs = seconds.by_rows if plain is None else seconds.by_rows + plain
+        if not decoded_alone(stats, seconds) or costs.rounds.get(1, 0) < FEWEST_ONE_ROW_ROUNDS:
+            return cls(step, None, None)
+        return cls(step, costs.mean(1), seconds.tokens * costs.mean(1) / seconds.decode)

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.config import SchedulerConfig
+from outrider.errors import OutriderError
 from outrider.kv.pool import PagedCache
-from outrider.request import Request, Status
-from outrider.stopping import FinishReason, Taken
+from outrider.request import Request, Status, TokenLogprob
+from outrider.stopping import FinishReason, Stopper, Taken
 from outrider.verify.base import Verdict
 
 
@@ -64,6 +65,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._fair_nodes = most_nodes
+        self._promised = 0
+        """Pages that requests whose turn comes later in the pass need for their next row."""
 
     @property
     def idle(self) -> bool:
@@ -84,9 +87,11 @@ class Scheduler:
         preempted: list[Request] = []
         rows = self._config.max_rows
         self._fair_nodes = self._drafting_share()
+        self._promised = sum(self._needs_page(request) for request in self.running)
         for request in sorted(self.running, key=lambda request: request.pending > 1):
             if request.status is not Status.RUNNING or rows == 0:
                 continue
+            self._promised -= self._needs_page(request)
             share = self._share(request, rows)
             if self._make_room(request, share, work, preempted):
                 work.append(share)
@@ -169,8 +174,12 @@ class Scheduler:
         nodes = min(self._most_nodes, self._fair_nodes, rows) if request.drafting else 1
         if request.limit - request.wanted <= 1:
             nodes = 1  # one token is left, and the anchor's row gives it
-        room = self._cache.shortage(request.id, request.computed + nodes)
-        return Work(request, 0, 1 if room else nodes)
+        room = self._cache.most_rows(request.id, self._promised) - request.computed
+        return Work(request, 0, max(1, min(nodes, room)))
+
+    def _needs_page(self, request: Request) -> bool:
+        """Whether a decoding request's next row stands on a page it does not own yet."""
+        return request.pending == 1 and self._cache.owned_rows(request.id) <= request.computed
 
     def _make_room(self, request: Request, share: Work, work: Sequence[Work], preempted: list[Request]) -> bool:
         """Free pages for a share by preempting the youngest requests; False when the request itself must wait."""
@@ -197,9 +206,28 @@ class Scheduler:
         request.computed += rows
         self._cache.share(request.id, request.inputs, request.computed)
 
-    def commit(self, item: Work, verdict: Verdict, taken: Taken) -> None:
-        """Take what a round emitted into its request."""
+    def commit(
+        self,
+        item: Work,
+        verdict: Verdict,
+        taken: Taken,
+        stopper: Stopper,
+        logprobs: Sequence[TokenLogprob],
+        error: Exception | None,
+    ) -> None:
+        """Take what a round emitted into its request.
+
+        Args:
+            item: the request's share of the pass.
+            verdict: what was accepted, cut to what the output takes.
+            taken: what the output takes.
+            stopper: watches what follows.
+            logprobs: of the emitted tokens, where they were asked for.
+            error: why the request cannot go on after them.
+        """
         request = item.request
+        request.stopper = stopper
+        request.logprobs += logprobs
         request.computed += item.forced + 1 + len(verdict.path)
         if item.forced == 0:
             request.stats.add(verdict)
@@ -210,7 +238,8 @@ class Scheduler:
             request.text.append(taken.text)
         if taken.finish_reason is not None:
             request.stop_reason = taken.stop_reason
-            self.finish(request, taken.finish_reason)
+            failed = taken.finish_reason is FinishReason.ERROR
+            self.finish(request, taken.finish_reason, _sentence(error) if failed else None)
 
     def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
         """End a request and give back its pages; safe at any point between rounds."""
@@ -220,6 +249,13 @@ class Scheduler:
         request.status, request.finish_reason, request.error = Status.FINISHED, reason, error
         # Rows of a request whose logits were no numbers may hold none either, and are not handed on.
         self._cache.release(request.id, keep=reason is not FinishReason.ERROR)
+
+
+def _sentence(error: Exception | None) -> str:
+    """What a user is told; an error that nobody raised on purpose is named by its type too."""
+    if isinstance(error, OutriderError):
+        return str(error)
+    return f"the acceptance rule failed with {type(error).__name__}: {error}; the request was ended"
 
 
 def common_rows(one: Sequence[int], other: Sequence[int], most: int, page_size: int) -> int:

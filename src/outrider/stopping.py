@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.sampling.params import SamplingParams
 
 
-class FinishReason(str, enum.Enum):
+class FinishReason(enum.StrEnum):
     """Why a completion ended."""
 
     STOP = "stop"
@@ -27,6 +28,10 @@ class TokenStream(Protocol):
 
     def push(self, token_id: int) -> str:
         """The text a token adds; empty while a character is incomplete."""
+        ...
+
+    def fork(self) -> TokenStream:
+        """Another stream that goes on from here."""
         ...
 
 
@@ -43,7 +48,7 @@ class Taken:
 
 
 class Stopper:
-    """Watches one request's output for its end.
+    """Watches one request's output for its end; what it has seen never changes, each round brings the next stopper.
 
     Args:
         params: the request's parameters.
@@ -60,12 +65,28 @@ class Stopper:
         self._window = max((len(stop) for stop in params.stop), default=1) - 1
         self._tail, self._held, self._count = "", "", 0
 
-    def take(self, tokens: Sequence[int]) -> Taken:
+    def take(self, tokens: Sequence[int], *, failed: bool = False) -> tuple[Taken, Stopper]:
         """Accept tokens up to the output's end.
 
         Args:
             tokens: what a round emitted, in order.
+            failed: whether the request cannot go on after them; an end before that is an end all the same.
+
+        Returns:
+            What the output takes, and the stopper of the next round.
         """
+        later = copy(self)
+        later._stream = self._stream.fork() if self._stream else None
+        return later._advance(tokens, failed), later
+
+    def ends_at(self, token: int) -> Stopper | None:
+        """The stopper after one more token, or None where the output ends with it."""
+        if not self._stops:  # the text does not matter, and counts are checked where tokens are taken
+            return None if token in self._end_ids else self
+        taken, later = self.take((token,))
+        return later if taken.finish_reason is None else None
+
+    def _advance(self, tokens: Sequence[int], failed: bool) -> Taken:
         shown: list[str] = []
         for index, token in enumerate(tokens):
             if self._count >= self._budget:
@@ -80,8 +101,9 @@ class Stopper:
                 self._held = (self._held + delta)[:cut]
                 return self._finish(index + 1, shown, FinishReason.STOP, reason)
             shown.append(self._release(delta))
-        reason_now = FinishReason.LENGTH if self._count >= self._budget else None
-        return self._finish(len(tokens), shown, reason_now) if reason_now else Taken(len(tokens), "".join(shown))
+        if self._count >= self._budget:
+            return self._finish(len(tokens), shown, FinishReason.LENGTH)
+        return self._finish(len(tokens), shown, FinishReason.ERROR) if failed else Taken(len(tokens), "".join(shown))
 
     def _finish(self, count: int, shown: list[str], reason: FinishReason, stop: int | str | None = None) -> Taken:
         shown.append(self._held)
@@ -118,3 +140,24 @@ class Stopper:
 
     def _may_begin(self, tail: str) -> bool:
         return any(stop.startswith(tail) for stop in self._stops)
+
+
+class Endings:
+    """Tells on which drafted paths the output has ended: no text goes on behind an end, so nothing there is asked.
+
+    Args:
+        stopper: the request's, before the round.
+    """
+
+    def __init__(self, stopper: Stopper) -> None:
+        self._after: dict[tuple[int, ...], Stopper | None] = {(): stopper}
+
+    def reached(self, path: Sequence[int]) -> bool:
+        """Whether the output ends with the last token of a path or before it."""
+        return self._stopper(tuple(path)) is None
+
+    def _stopper(self, path: tuple[int, ...]) -> Stopper | None:
+        if path not in self._after:
+            before = self._stopper(path[:-1])
+            self._after[path] = None if before is None else before.ends_at(path[-1])
+        return self._after[path]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import Scripted, random_trees
+from oracles import Scripted, random_trees, right
 from tiny import VOCABULARY, tiny_model, tiny_module
 from wrapped import Wrapped
 
@@ -134,7 +134,7 @@ def test_closing_a_stream_at_any_piece_leaves_nothing_behind(taken: int) -> None
     pieces = llm.stream(PROMPTS[0], GREEDY)
     for _, _piece in zip(range(taken), pieces, strict=False):
         pass
-    pieces.close()  # type: ignore[attr-defined]
+    pieces.close()
     assert_clean(llm)
     assert llm.generate(PROMPTS[0], GREEDY)[0].token_ids == plain("greedy")[0]
 
@@ -325,3 +325,21 @@ def test_a_lone_request_fills_the_cache_to_its_last_row() -> None:
     assert done.finish_reason is FinishReason.LENGTH
     assert done.token_ids == make("none").generate(PROMPTS[0], SamplingParams(max_tokens=56))[0].token_ids
     assert_clean(llm)
+
+
+def test_drafts_shrink_before_they_vanish_in_a_small_pool() -> None:
+    """64 requests in 1,024 rows: each drafts into the page it has, and no draft takes a page that a next row needs."""
+    prompts = [[number % 7, number, 2, 1, number % 5, 2, 9, 4, 8, 3] for number in range(64)]
+    wish = SamplingParams(max_tokens=9, ignore_eos=True)
+    texts = [one.token_ids for one in make("none").generate(prompts, wish)]
+    answers = {tuple(prompt): text for prompt, text in zip(prompts, texts, strict=True)}
+    sizes: list[int] = []
+
+    def script(sequence: DraftSequence) -> TokenTree:
+        sizes.append(sequence.nodes)
+        return right(answers)(sequence)
+
+    llm = make(Scripted(script, most_nodes=9), cache=CacheConfig(rows=1024))
+    assert [one.token_ids for one in llm.generate(prompts, wish)] == texts
+    assert len(sizes) >= len(prompts)
+    assert set(sizes) & set(range(2, 9)), "a request drafts all it may or nothing"

@@ -153,7 +153,7 @@ def prompts(folder: Path) -> list[str]:
     """The first turns of the prompt files, cut to a bearable length."""
     texts = []
     for name, count in PROMPT_FILES.items():
-        lines = (folder / name).read_text(encoding="utf-8").splitlines()
+        lines = (folder / name).read_text(encoding="utf-8").rstrip().split("\n")
         stride = max(1, len(lines) // count)
         texts += [json.loads(line)["turns"][0][:LONGEST] for line in lines[::stride][:count]]
     return texts

@@ -18,7 +18,11 @@ from outrider import LLM, SamplingParams
 from outrider.drafters.base import _REGISTRY
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "howto.md", ROOT / "docs" / "study.md"]
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / page for page in ("howto.md", "study.md", "coming_from.md")),
+]
+COMING_FROM = ROOT / "docs" / "coming_from.md"
 LARGE = "Qwen2.5-Coder"
 INTERACTIVE = {"chat": "/exit\n"}
 SHORTER = {"audit": ["--draws", "16000"]}
@@ -32,8 +36,8 @@ from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench, opti
 from outrider.tree import TokenTree
 """
 """What the example leaves to its reader."""
-LONG = {"make"}
-"""``make`` installs; continuous integration runs ``make test`` itself, and the demo's script is tested below."""
+LONG = {"make", "pip"}
+"""They install; continuous integration runs ``make test`` itself, and the demo's script is tested below."""
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -97,6 +101,24 @@ def test_snippet(place: str, code: str, folder: Path) -> None:
     assert done.returncode == 0, f"{place}: {done.stderr[-2000:]}"
 
 
+def columns() -> list[str]:
+    """The code in the right-hand columns of the page for those who come from elsewhere."""
+    rows = [line for line in COMING_FROM.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    return [match.group(1) for row in rows if (match := re.search(r"\| `([^`]+)` \|$", row))]
+
+
+@pytest.mark.real
+def test_what_is_written_here_instead() -> None:
+    """One process runs the page's code and then every right-hand column, so that the model is loaded once."""
+    (setup,) = [code for place, code in blocks("python") if place.startswith(COMING_FROM.name)]
+    names: dict[str, Any] = {}
+    exec(setup, names)
+    for code in columns():
+        print(code)  # shown beside whatever it raises
+        found = eval(code, names)
+        assert found or isinstance(found, LLM) or code.endswith(".close()"), f"{code} gives nothing"
+
+
 @pytest.mark.real
 def test_the_demo_keeps_its_word(folder: Path) -> None:
     done = run([sys.executable, str(ROOT / "scripts" / "demo.py")], folder)
@@ -108,6 +130,8 @@ def test_pages_have_commands_and_snippets() -> None:
     """Were the pages read wrongly, the tests above would pass by running nothing."""
     assert len(commands()) >= 6
     assert len(blocks("python")) >= 5
+    rows = [line for line in COMING_FROM.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    assert len(columns()) == len([row for row in rows if not row.endswith("| Outrider |")]) >= 30
 
 
 def test_the_method_in_one_file_drafts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -23,6 +24,22 @@ def test_the_reference_is_fresh() -> None:
     assert (DOCS / "reference.md").read_text(encoding="utf-8") == module.render(), "run docs/generate_reference.py"
 
 
+def test_the_page_of_the_library_is_fresh() -> None:
+    module = load("generate_api")
+    assert (DOCS / "api.md").read_text(encoding="utf-8") == module.render(), "run docs/generate_api.py"
+
+
+def test_the_page_of_the_library_leaves_nothing_out() -> None:
+    """Every public name is there, and every method, property, argument and field has a sentence."""
+    import outrider
+
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    assert [name for name in outrider.__all__ if f"`{name}`" not in page] == []
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert len(rows) > 80
+    assert [row for row in rows if re.search(r"\| *\|$", row)] == []
+
+
 def test_the_tables_of_results_are_fresh() -> None:
     module = load("generate_results")
     stale = [page.name for page in module.PAGES if page.read_text(encoding="utf-8") != module.render(page)]
@@ -31,4 +48,6 @@ def test_the_tables_of_results_are_fresh() -> None:
 
 def test_the_picture_of_speeds_is_fresh() -> None:
     module = load("generate_results")
-    assert module.SPEEDS.read_text(encoding="utf-8") == module.speeds_picture(), "run docs/generate_results.py"
+    assert module.SPEEDS.read_text(encoding="utf-8") == module.speeds_picture(module.comparisons()), (
+        "run docs/generate_results.py"
+    )

@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from outrider.errors import ModelError
 from outrider.kernels.native import cpu, missing, physical_cores
 from outrider.kv.pool import KVPool, PagedCache
-from outrider.target import hf_names
 from outrider.target.base import TargetOutput
 from outrider.target.hf import ATTENTION, HFModel
+from outrider.target.hf_blueprint import blueprint
 from outrider.target.native import NativeModel
 from outrider.target.native_plan import FAMILIES, reason_against
 from outrider.target.native_weights import Quantization, RequantizedWeights, TensorWeights
@@ -363,6 +363,6 @@ def test_what_it_cannot_serve_is_named() -> None:
 def test_frequencies_are_the_models_own() -> None:
     for variant in ("llama, llama3 rope", "llama, yarn rope", "llama, linear rope", "qwen3", "phi3"):
         expected = module(variant).model.rotary_emb
-        frequencies, scale = hf_names.rotary_frequencies(module(variant).config, CONTEXT)[0]
+        frequencies, scale = blueprint(module(variant).config).rotations(CONTEXT)[0]
         torch.testing.assert_close(frequencies, expected.inv_freq.float())
         assert scale == pytest.approx(expected.attention_scaling)

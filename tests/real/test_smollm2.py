@@ -17,6 +17,8 @@ from outrider.heads.checkpoint import HeadCheckpoint
 from outrider.kv.pool import KVPool
 from outrider.target.backends import LoadOptions, load_model
 from outrider.target.base import TargetModel
+from outrider.target.loading import find
+from outrider.target.shipped import shipped_heads
 from outrider.target.tokenizer import Tokenizer
 from outrider.tree import SequenceRows, TreeBatch
 from outrider.verify import registered
@@ -138,3 +140,9 @@ def test_the_native_model_says_what_the_unquantised_one_says() -> None:
         divergence = (laws[0].exp() * (laws[0] - laws[1])).sum(dim=1)
         assert float(divergence.mean()) < 0.02
         assert float((laws[0].argmax(dim=1) == laws[1].argmax(dim=1)).float().mean()) > 0.85
+
+
+def test_heads_that_come_along_know_their_model() -> None:
+    model = find("SmolLM2-135M")[0]
+    found = {head.name: head.is_for(model) for head in shipped_heads()}
+    assert {name for name, is_for in found.items() if is_for} == {name for name in found if name.startswith("smollm2")}

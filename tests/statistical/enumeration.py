@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from outrider.drafters.base import Proposal
-from outrider.law import Law, Laws
+from outrider.law import ERROR, Law, Laws
 from outrider.sampling.noise import Purpose
 from outrider.tree import NO_PARENT, TokenTree, TreeBuilder
 from outrider.verify import Verdict, Verifier, make_verifier
@@ -74,7 +74,9 @@ class EnumeratingDice:
     def draw(self, node: int, weights: Law) -> int:
         values = weights.tolist()
         total = sum(values)
-        assert min(values) >= 0.0 and 0.0 < total < float("inf"), f"weights {values}"
+        assert min(values) >= 0.0 and total < float("inf"), f"weights {values}"
+        if total == 0.0:
+            return ERROR
         return self._choices.choose([value / total for value in values])
 
 

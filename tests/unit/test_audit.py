@@ -354,7 +354,12 @@ def test_bad_prompt_files_are_one_sentence(tmp_path, line: str) -> None:  # type
 def test_prompt_files_may_name_the_text_in_three_ways(tmp_path) -> None:  # type: ignore[no-untyped-def]
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "a"}\n\n{"text": "b"}\n{"turns": ["c", "d"]}\n')
-    assert read_prompts(file) == ("a", "b", "c")
+    found = read_prompts(file)
+    assert [(prompt.messages, prompt.text) for prompt in found] == [
+        ((("user", "a"),), ""),
+        ((), "b"),
+        ((("user", "c"),), ""),
+    ]
 
 
 @pytest.mark.parametrize("field", ["tokens", "draws", "seed", "workers"])

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +18,14 @@ from tiny_folder import make_folder
 from outrider import tie
 from outrider.bench import runner
 from outrider.bench.equality import first_difference
-from outrider.bench.machine import bytes_per_token, facts, parameter_bytes
+from outrider.bench.machine import bytes_per_token, commit, facts, parameter_bytes
 from outrider.bench.page import page
 from outrider.bench.prompts import COMPLETE_CODE, read_prompts
 from outrider.bench.report import SCHEMA_VERSION
 from outrider.bench.runner import Setting, grid
 from outrider.cli import main
 from outrider.errors import ConfigError
+from outrider.kernels.native import cpu
 from outrider.target.native import NativeModel
 from outrider.tree import TokenTree
 from outrider.verify import registered
@@ -85,8 +90,8 @@ class TestPrompts:
     def test_rows_and_form(self, prompts: Path) -> None:
         rows = read_prompts(prompts, "6>i>=4", None)
         assert [row.number for row in rows] == [4, 5]
-        assert rows[0].text == ROWS[4]["turns"][0]
-        assert rows[1].text == COMPLETE_CODE + "def f(x):\n"
+        assert rows[0].messages == (("user", ROWS[4]["turns"][0]),)
+        assert rows[1].messages == (("user", COMPLETE_CODE + "def f(x):\n"),)
         assert COMPLETE_CODE == "Complete this Python function, answer with code only:\n"
         assert [row.id for row in read_prompts(prompts, None, 2)] == ["row-0", "row-1"]
 
@@ -94,7 +99,7 @@ class TestPrompts:
     def test_a_bad_row_is_named(self, tmp_path: Path, line: str) -> None:
         path = tmp_path / "bad.jsonl"
         path.write_text(json.dumps(ROWS[0]) + "\n" + line)
-        with pytest.raises(ConfigError, match="row 1"):
+        with pytest.raises(ConfigError, match="line 2"):
             read_prompts(path, None, None)
 
     def test_nothing_left_is_told(self, prompts: Path) -> None:
@@ -127,8 +132,46 @@ def test_bytes_per_token_leaves_out_a_table_that_is_only_looked_up_in() -> None:
 
 def test_machine_facts() -> None:
     machine = facts()
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(machine["date"])) < timedelta(minutes=1)
+    assert machine["commit"] is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", machine["commit"])
+    assert machine["cpu"]
     assert machine["threads"] >= 1
     assert machine["versions"]["torch"] == torch.__version__.split("+")[0] or machine["versions"]["torch"]
+
+
+def test_a_commit_is_told_of_files_that_are_checked_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+        command = ("git", "-C", str(tmp_path), *who, *words)
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    file, other = tmp_path / "file.py", tmp_path / "installed.py"
+    for each in (file, other):
+        each.write_text("one")
+    assert commit(file) is None, "no checkout"
+    git("init")
+    git("add", file.name)
+    git("commit", "-m", "one")
+    assert commit(file) == git("rev-parse", "HEAD")
+    assert commit(other) is None, "it lies inside of a checkout that knows nothing of it"
+    git("tag", "-a", "v1", "-m", "one")
+    file.write_text("two")
+    assert commit(file) == git("rev-parse", "HEAD") + "-dirty"
+    monkeypatch.setenv("PATH", "")
+    assert commit(file) is None, "no git"
+
+
+@pytest.mark.skipif(cpu is None, reason="this installation has no kernels")
+def test_the_cost_of_kernels_tells_where_and_when(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.bench.kernels._READ_BYTES", 2**16)
+    assert main(["bench", "kernels", "--no-kernels", "--repeat", "1", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"date", "commit", "cpu", "versions"} <= set(result["machine"])
 
 
 def accept_everything(self: object, tree: TokenTree, rows: Rows) -> Verdict:
@@ -163,6 +206,7 @@ class TestBench:
         assert result["ceiling"]["share_reached"] > 0
         assert result["model"]["dtype"] == NativeModel.precision
         assert result["model"]["file_bytes"] > 0
+        assert {"date", "commit", "cpu", "versions"} <= set(result["machine"])
         for entry in result["results"]:
             self.check_entry(entry)
 
@@ -185,6 +229,17 @@ class TestBench:
         if entry["prompts"] > 1:
             low, high = entry["speedup_interval"]
             assert low <= entry["speedup"] <= high or entry["prompts"] < 4
+
+    @pytest.mark.parametrize("command", [("bench",), ("study", "--draft", "ngram")])
+    def test_without_a_file_it_asks_the_built_in_prompts(
+        self, command: tuple[str, ...], folder: Path, tmp_path: Path
+    ) -> None:
+        out = tmp_path / "out.json"
+        short = ("--model", str(folder), "--select", "i%6==1", "--limit", "2", "--max-tokens", "4", "--json", str(out))
+        assert main([*command, *short]) == 0
+        result = json.loads(out.read_text())
+        assert (result["workload"]["file"], result["workload"]["prompts"]) == ("built-in prompts", 2)
+        assert {sample["id"] for sample in result["samples"]} == {"chat-1", "chat-2"}
 
     def test_runs_are_paired_interleaved_and_shuffled(self, bench: Bench) -> None:
         samples = bench("--algorithms", "ngram,suffix", "--temperature", "1", "--repeat", 2)["samples"]
@@ -295,7 +350,7 @@ class TestBench:
         assert main([str(part) for part in ("bench", *flags, "--html", page_file)]) == 0
         captured = capsys.readouterr()
         assert json.loads(captured.out.splitlines()[-1])["schema_version"] == SCHEMA_VERSION
-        assert "Speed and acceptance" in captured.err
+        assert "Speed, rule: coupled" in captured.err
         assert page_file.read_text().startswith("<!doctype html>")
 
     @pytest.mark.parametrize(
@@ -313,7 +368,7 @@ class TestBench:
             ("--json nowhere/out.json", "nowhere"),
             ("--algorithms draft_model --limit 2", "--speculative-draft-model-path"),
             ("--select i==6", "context"),
-            ("--algorithms ngram --speculative-num-steps 2", "--speculative-num-steps is an option of none of"),
+            ("--algorithms ngram --speculative-num-steps 2", "--num-steps is an option of none of"),
         ],
     )
     def test_bad_input(

@@ -10,7 +10,7 @@ import torch
 from outrider.bench.bootstrap import speedup, speedup_interval
 from outrider.bench.selection import select
 from outrider.errors import ConfigError
-from outrider.metrics import PhaseSeconds, Prediction, SpeculationStats, predicted_speedup, rates_per_round
+from outrider.metrics import SpeculationStats, predicted_speedup, rates_per_round
 
 
 class TestSelect:
@@ -96,15 +96,6 @@ class TestStatistics:
         closed = (1 - alpha ** (gamma + 1)) / ((1 - alpha) * (gamma * c + 1))
         assert predicted_speedup([alpha] * gamma, c) == pytest.approx(closed)
         assert predicted_speedup([alpha] * gamma, c, verify=1.5) == pytest.approx(closed * 1.4 / 1.9)
-
-    def test_a_run_predicts_its_own_speedup(self) -> None:
-        stats = SpeculationStats(rounds=10, emitted=30, drafted=[10, 10], tested=[10, 10], accepted=[10, 10], levels=20)
-        seconds = PhaseSeconds(draft=4.0, verify=10.0, other=0.1, rounds=10, tokens=30)
-        made = Prediction.of(stats, seconds)
-        assert made is not None
-        assert made.cost_coefficient == pytest.approx(0.2)
-        assert made.speedup == pytest.approx(3 / (2 * 0.2 + 1))
-        assert Prediction.of(SpeculationStats(rounds=3, emitted=3), seconds) is None
 
     def test_rates_per_round_multiply_to_the_accepted_length(self) -> None:
         stats = SpeculationStats(rounds=10, emitted=19, drafted=[6, 6, 6], tested=[6, 5, 4], accepted=[5, 4])

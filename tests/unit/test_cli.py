@@ -1,25 +1,34 @@
-"""The command line, in process: what it prints, and one sentence with exit code 2 for every bad input."""
+"""The command line, in process: its help, and one sentence with exit code 2 for every bad input."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command_line import run
 from tiny_folder import make_folder
-from tiny_heads import tiny_head
 
-from outrider.cli import COMMANDS, main
-from outrider.cli.options import METHOD, MethodFlags, SpeculationFlags, all_options, options_of
-from outrider.completion import Chunk
-from outrider.drafters._trained import head_config
+from outrider.cli import COMMANDS, GROUPS, failures, main
+from outrider.cli.method_options import spellings
+from outrider.cli.options import METHOD, MethodFlags, ModelFlags, SpeculationFlags, all_options, options_of
+from outrider.cli.sampling import CompletionFlags
 from outrider.drafters.base import config_class, methods
 from outrider.errors import ConfigError, OutriderError
-from outrider.heads.checkpoint import write_head
-from outrider.target.backends import load_model
+from outrider.sampling.params import SamplingParams
+
+
+class Terminal(io.StringIO):
+    """Standard input at which somebody sits."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.fixture(scope="module")
@@ -32,24 +41,16 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("models") / "other", seed=1)
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    code = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+EVERY = [[name] for name in COMMANDS] + [[name, below] for name in GROUPS for below in GROUPS[name]]
 
 
-def completed(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
-    code, out, err = run(capsys, "generate", *arguments, "--json")
-    assert code == 0, err
-    return json.loads(out.splitlines()[-1])
-
-
-def test_help_needs_no_torch() -> None:
-    check = "import sys; from outrider.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    for name in COMMANDS:
-        assert name in result.stdout
+def json_options(words: list[str]) -> list[str]:
+    """The words that ask a command for JSON; none where it has no such option."""
+    module = __import__(f"outrider.cli.{words[-1]}", fromlist=["_"])
+    text = inspect.getsource(module)
+    if '"--json"' not in text:
+        return []
+    return ["--json", "-"] if re.search(r'Path \| None, Parameter\(name="--json"', text) else ["--json"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -59,88 +60,134 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str
     assert COMMANDS[command].split(";")[0].split(",")[0].rstrip(".") in " ".join(out.split())
 
 
-def test_json_has_what_it_promises(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    result = completed(capsys, "a b a b a b", "--model", folder, "--max-tokens", 12, "--speculative-algorithm", "NGRAM")
-    assert len(result["token_ids"]) == result["usage"]["completion_tokens"] <= 12
-    assert result["usage"]["total_tokens"] == result["usage"]["prompt_tokens"] + len(result["token_ids"])
-    assert result["usage"]["cached_tokens"] == 0, "the first prompt of a process has nothing to take over"
-    assert result["finish_reason"] in ("length", "stop")
-    speculation = result["speculation"]
-    assert (speculation["algorithm"], speculation["verifier"]) == ("ngram", "coupled")
-    for key in ("rounds", "drafted", "tested", "accepted", "acceptance_rate", "mean_accepted_length"):
-        assert speculation[key] >= 0
-    assert len(speculation["acceptance_by_position"]) <= 8
-    assert set(result["timing"]) >= {"prefill_s", "decode_s", "tokens_per_s", "draft_s", "verify_s"}
-    assert isinstance(result["text"], str)
-    assert isinstance(result["seed"], int)
-
-
-def drafting_with(method: str, model: Path, draft: Path, place: Path) -> list[object]:
-    """The flag that names a draft model or a head, for methods that have one."""
-    (named,) = [option.field for option in options_of(config_class(method)) if "draft-model-path" in option.flag] or [
-        ""
-    ]
-    if named == "head":
-        write_head(place / method, tiny_head(method, load_model(model)[0]))
-        draft = place / method
-    return ["--speculative-draft-model-path", draft] if named else []
-
-
-def test_a_head_is_found_to_be_one(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
-    for name in methods():
-        flag = drafting_with(name, folder, folder, tmp_path)
-        if (tmp_path / name).exists():
-            result = completed(capsys, "to be", "--model", folder, "--max-tokens", 4, *flag)
-            assert config_class(name).automatic([str(flag[1])]) is not None
-            assert result["speculation"]["algorithm"] == "lookup_model"
-            assert head_config(str(flag[1])) is not None, "a head was taken for a model"
-
-
-def test_every_method_gives_the_same_text(
-    capsys: pytest.CaptureFixture[str], folder: Path, other: Path, tmp_path: Path
+@pytest.mark.parametrize("columns", [80, 100])
+def test_help_fits_one_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
-    texts = set()
-    for name in methods():
-        path = drafting_with(name, folder, other, tmp_path)
-        common = ("to be or not to be", "--model", folder, "--max-tokens", 16, "--temperature", 1, "--seed", 3)
-        result = completed(capsys, *common, "--speculative-algorithm", name.upper(), *path)
-        assert result["speculation"]["algorithm"] == name
-        texts.add(tuple(result["token_ids"]))
-    assert len(texts) == 1
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = run(capsys, "generate", "--help")
+    assert out.count("\n") <= 53
+    names = re.findall(r"^  (?:-\w, )?(--\S+)", out, re.M)
+    assert len(set(names)) == len(names) >= 35
+    titles = [line.split(" (")[0].strip() for line in out.splitlines() if re.match(r"[A-Z]\w+(?: \(.*\))?\s*$", line)]
+    assert titles == ["Arguments", "Model", "Sampling", "Speculation", "Cache", "Output"]
+    for flag in ("--repetition-penalty", "--draft-model", "--algorithm", "--kernels", "--[no-]prefix-cache", "--json"):
+        assert flag in out
 
 
-def test_streams_text_and_keeps_figures_apart(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    code, out, err = run(capsys, "generate", "hello", "--model", folder, "--max-tokens", 6)
-    text = completed(capsys, "hello", "--model", folder, "--max-tokens", 6)["text"]
-    assert code == 0
-    assert out == text + "\n"
-    assert "tokens/s" in err
-    assert "τ" in err
+def test_every_sampling_parameter_has_a_flag() -> None:
+    flags = {item.name for item in dataclasses.fields(CompletionFlags)}
+    wanted = {item.name for item in dataclasses.fields(SamplingParams)}
+    assert wanted - flags == {"processors", "speculate", "skip_special_tokens"}
+    assert flags - wanted == {"show_special_tokens"}
+    assert CompletionFlags().params() == SamplingParams()
 
 
-def test_prompt_from_file_and_standard_input(
-    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "prompt.txt").write_text("salut ça va")
-    common = ("--model", folder, "--max-tokens", 4)
-    direct = completed(capsys, "salut ça va", *common)
-    assert completed(capsys, "--prompt-file", tmp_path / "prompt.txt", *common)["token_ids"] == direct["token_ids"]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("salut ça va"))
-    assert completed(capsys, "-", *common)["token_ids"] == direct["token_ids"]
+def test_sampling_flags_are_read() -> None:
+    flags = CompletionFlags(
+        logit_bias=["3=-1.5", "4=2"],
+        bad_words=["1,2", "3"],
+        allowed_token_ids="1, 2",
+        stop_token_ids="7",
+        stop=["."],
+        show_special_tokens=True,
+    )
+    wanted = SamplingParams(
+        logit_bias={3: -1.5, 4: 2.0},
+        bad_words=((1, 2), (3,)),
+        allowed_token_ids=(1, 2),
+        stop_token_ids=(7,),
+        stop=(".",),
+        skip_special_tokens=False,
+    )
+    assert flags.params() == wanted
 
 
-def test_chat_template_is_the_default_where_there_is_one(
-    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
-) -> None:
-    common = ("hello", "--max-tokens", 1)
-    default = completed(capsys, *common, "--model", folder)["usage"]["prompt_tokens"]
-    raw = completed(capsys, *common, "--model", folder, "--raw")["usage"]["prompt_tokens"]
-    assert default == completed(capsys, *common, "--model", folder, "--chat")["usage"]["prompt_tokens"] == raw + 2
-    bare = make_folder(tmp_path / "bare", template=None)
-    assert completed(capsys, *common, "--model", bare)["usage"]["prompt_tokens"] == raw
-    code, _, err = run(capsys, "generate", *common, "--model", bare, "--chat")
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_an_unknown_option_is_named_in_every_command(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    code, out, err = run(capsys, *words, "--josn", "5")
+    assert (code, out) == (2, "")
+    assert err.startswith("outrider: there is no option --josn")
+    assert ("did you mean --json?" in err) == bool(json_options(words))
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_errors_are_json_where_json_was_asked_for(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    if not (asked_for := json_options(words)):
+        pytest.skip("it prints no JSON")
+    code, out, err = run(capsys, *words, *asked_for, "--frobnicate")
     assert code == 2
-    assert "has no chat template" in err
+    error = json.loads(out)["error"]
+    assert error == {"message": err.removeprefix("outrider: ").rstrip("\n"), "type": "UsageError"}
+
+
+def test_errors_in_json_go_by_their_class(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    common = ("generate", "hi", "--json", "--model")
+    assert json.loads(run(capsys, *common, "nope")[1])["error"]["type"] == "ModelError"
+    assert json.loads(run(capsys, *common, folder, "--top-p", 7)[1])["error"]["type"] == "ConfigError"
+    assert json.loads(run(capsys, *common, folder, "--prompt-file", "x")[1])["error"]["type"] == "ConfigError"
+
+
+def launched(*arguments: object, shell: str = "") -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, whose streams a shell redirects."""
+    script = "import sys; from outrider.cli import main; sys.exit(main())"
+    words = ["sh", "-c", f'exec "$@" {shell}', "sh", sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
+@pytest.mark.parametrize(
+    "line", ["--help", "--version", "info", "info --json", "models", "generate FOLDER", "GENERATE"]
+)
+def test_a_full_disk_is_one_sentence(folder: Path, line: str) -> None:
+    words = {"GENERATE": f"generate -m {folder} --max-tokens 2 hi", "generate FOLDER": "generate --json -m nope hi"}
+    done = launched(*words.get(line, line).split(), shell=">/dev/full")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert ("No space left" in done.stderr) == (line != "generate FOLDER")
+
+
+@pytest.mark.parametrize(
+    ("shell", "code", "told"),
+    [(">&-", 2, "standard output is closed"), ("<&-", 2, "give a prompt"), ("2>&-", 2, ""), ("2>/dev/full", 2, "")],
+)
+def test_closed_streams_are_no_traceback(folder: Path, shell: str, code: int, told: str) -> None:
+    done = launched("generate", "-m", folder, "--max-tokens", 2, shell=shell)
+    assert done.returncode == code
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_characters_a_terminal_lacks_are_spelt_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = launched("generate", "-m", "\u00fc", "--json", "hi")
+    assert done.returncode == 2
+    assert "\u00fc" in json.loads(done.stdout)["error"]["message"]
+
+
+def test_an_import_that_an_interrupt_ended_is_an_interrupt() -> None:
+    def cut_short(_: object) -> int:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise ModuleNotFoundError("late") from error
+
+    def missing(_: object) -> int:
+        raise ModuleNotFoundError("late")
+
+    assert failures.guarded(cut_short, []) == 130
+    with pytest.raises(ModuleNotFoundError):
+        failures.guarded(missing, [])
+
+
+def test_results_have_a_place_before_the_work(tmp_path: Path) -> None:
+    from outrider.cli.output import check_writable
+
+    check_writable(None, Path("-"), tmp_path / "new.json")
+    for wrong in (tmp_path, Path("--html"), tmp_path / "none" / "x.json"):
+        with pytest.raises(ConfigError, match=re.escape(str(wrong))):
+            check_writable(wrong)
 
 
 def asked(line: str) -> list[str]:
@@ -152,7 +199,12 @@ BAD: dict[str, tuple[list[str], str]] = {
     "unknown command": (["frobnicate"], "frobnicate"),
     "no model": (["generate", "hi"], "--model"),
     "unknown model": (asked("nope"), "nope"),
-    "unknown flag": (asked("FOLDER --frob 1"), "--frob"),
+    "unknown flag": (asked("FOLDER --frob 1"), "there is no option --frob"),
+    "misspelt flag for a prompt": (["generate", "--model", "FOLDER", "--josn"], "--josn; did you mean --json?"),
+    "misspelt flag and a value": (["generate", "--model", "FOLDER", "--josn", "5"], "--josn; did you mean --json?"),
+    "misspelt flag that is needed": (["generate", "hi", "--modle", "FOLDER"], "--modle; did you mean --model?"),
+    "misspelt command": (["generat"], "did you mean generate?"),
+    "several words": (["generate", "--model", "FOLDER", "to", "be"], "no place for 'be'"),
     "flag without value": (asked(""), "--model"),
     "not a number": (asked("FOLDER --temperature warm"), "--temperature"),
     "temperature": (asked("FOLDER --temperature -1"), "temperature"),
@@ -165,12 +217,17 @@ BAD: dict[str, tuple[list[str], str]] = {
     "not unicode": (["generate", "\udcff", "--model", "FOLDER"], "not valid Unicode"),
     "name too long": (asked("x" * 5000), "cannot be a model's path"),
     "backend": (asked("FOLDER --backend steam"), "steam"),
-    "threads": (asked("FOLDER --threads 0"), "--threads"),
+    "no thread": (asked("FOLDER --threads 0"), "threads must be from 1 to"),
+    "threads": (asked("FOLDER --threads 1025"), "threads must be from 1 to"),
+    "far too many threads": (asked("FOLDER --threads 100000"), "threads must be from 1 to"),
+    "kernels": (asked("FOLDER --kernels abacus"), "there are no kernels 'abacus'"),
+    "logit bias": (asked("FOLDER --logit-bias 3"), "--logit-bias takes a token id and a number"),
+    "token ids": (asked("FOLDER --stop-token-ids 3,x"), "--stop-token-ids takes token ids"),
     "algorithm": (asked("FOLDER --speculative-algorithm oracle"), "oracle"),
     "verifier": (asked("FOLDER --verifier hope"), "hope"),
     "foreign flag": (
         asked("FOLDER --speculative-algorithm ngram --speculative-num-steps 2"),
-        "--speculative-num-steps is not an option of ngram",
+        "--num-steps is not an option of ngram",
     ),
     "k too large": (
         asked("FOLDER --speculative-algorithm ngram --speculative-num-draft-tokens 5000"),
@@ -186,7 +243,7 @@ BAD: dict[str, tuple[list[str], str]] = {
             "FOLDER --speculative-algorithm draft-model "
             "--speculative-draft-model-path a --speculative-draft-model-path b"
         ),
-        "takes one --speculative-draft-model-path, but 2 were given",
+        "takes one --draft-model, but 2 were given",
     ),
     "rule not exact": (
         asked(
@@ -200,7 +257,7 @@ BAD: dict[str, tuple[list[str], str]] = {
         "cannot draft for this target",
     ),
     "empty prompt": (["generate", "", "--model", "FOLDER"], "prompt is empty"),
-    "no prompt": (["generate", "--model", "FOLDER"], "give one prompt"),
+    "no prompt": (["generate", "--model", "FOLDER"], "give a prompt"),
     "no prompt file": (["generate", "--model", "FOLDER", "--prompt-file", "nowhere.txt"], "nowhere.txt"),
     "two prompts": (asked("FOLDER --prompt-file x.txt"), "give one prompt"),
     "too long": (["generate", "z " * 600, "--model", "FOLDER"], "the context holds"),
@@ -208,6 +265,8 @@ BAD: dict[str, tuple[list[str], str]] = {
     "NaN": (asked("NAN"), "NaN"),
     "corrupt gguf": (asked("CORRUPT"), "corrupt.gguf"),
     "no weights": (asked("EMPTY"), "config.json"),
+    "prompt file of bytes": (["generate", "--model", "FOLDER", "--prompt-file", "BYTES"], "cannot be read"),
+    "prompt file is a folder": (["generate", "--model", "FOLDER", "--prompt-file", "EMPTY"], "cannot be read"),
     "bench prompts": (["bench", "--model", "FOLDER", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
 }
 
@@ -217,6 +276,7 @@ def places(folder: Path, other: Path, tmp_path_factory: pytest.TempPathFactory) 
     base = tmp_path_factory.mktemp("bad")
     (base / "corrupt.gguf").write_bytes(b"GGUF\x03\x00\x00\x00" + b"\xff" * 64)
     (base / "empty").mkdir()
+    (base / "bytes.txt").write_bytes(b"caf\xe9")
     return {
         "FOLDER": str(folder),
         "OTHER": str(other),
@@ -224,6 +284,7 @@ def places(folder: Path, other: Path, tmp_path_factory: pytest.TempPathFactory) 
         "NAN": str(make_folder(base / "nan", spoil="model.norm.weight")),
         "CORRUPT": str(base / "corrupt.gguf"),
         "EMPTY": str(base / "empty"),
+        "BYTES": str(base / "bytes.txt"),
     }
 
 
@@ -236,6 +297,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OUTRIDER_MODELS", str(tmp_path))
+    monkeypatch.setattr(sys, "stdin", Terminal())
     arguments, named = BAD[case]
     code, out, err = run(capsys, *(places.get(argument, argument) for argument in arguments))
     assert code == 2, err
@@ -245,20 +307,21 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert not out.strip()
 
 
-def test_stopping_strings_may_be_several(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    whole = completed(capsys, "hello", "--model", folder, "--max-tokens", 12)["text"]
-    letter = next(character for character in whole[2:] if whole.index(character) >= 2)
-    cut = completed(capsys, "hello", "--model", folder, "--max-tokens", 12, "--stop", letter, "--stop", "§§")
-    assert cut["finish_reason"] == "stop"
-    assert cut["text"] == whole[: whole.index(letter)]
-
-
 class TestFlags:
     def test_every_option_of_every_method_has_a_flag(self) -> None:
         for name in methods():
             for option in options_of(config_class(name)):
                 assert option in all_options()[option.flag]
                 assert hasattr(METHOD, option.flag.replace("-", "_"))
+
+    def test_short_spellings_are_apart_and_stand_for_the_long_ones(self) -> None:
+        every = [name for flag in (*all_options(), "speculative-algorithm") for name in spellings(flag)]
+        assert len(set(every)) == len(every)
+        others = {f"--{item.name.replace('_', '-')}" for item in dataclasses.fields(CompletionFlags)}
+        others |= {f"--{item.name}" for item in dataclasses.fields(ModelFlags)}
+        assert not others & set(every)
+        assert spellings("speculative-draft-model-path") == ("--draft-model", "--speculative-draft-model-path")
+        assert spellings("speculative-num-draft-tokens")[0] == "--draft-tokens"
 
     def test_default_is_the_methods_own(self) -> None:
         for name in methods():
@@ -274,7 +337,7 @@ class TestFlags:
         assert (config.model, config.num_steps) == ("small", 3)
 
     def test_auto_without_one_refuses_its_options(self) -> None:
-        with pytest.raises(ConfigError, match="--speculative-num-steps is not an option of"):
+        with pytest.raises(ConfigError, match="--num-steps is not an option of"):
             SpeculationFlags(speculative_num_steps=3).chosen()
 
     def test_foreign_options_are_ignored_where_several_methods_run(self) -> None:
@@ -284,137 +347,6 @@ class TestFlags:
     def test_several_models_reach_the_method_that_merges(self) -> None:
         flags = MethodFlags(speculative_draft_model_path=["a", "b"])
         assert flags.plan("specinfer").config.models == ("a", "b")
-
-
-class TestChat:
-    def lines(self, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-        monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
-
-    def test_answers_forgets_and_ends(
-        self, capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        self.lines(monkeypatch, "hello", "/what", "/reset", "hello", "/exit", "never read")
-        code, out, err = run(capsys, "chat", "--model", folder, "--max-tokens", 8)
-        expected = completed(capsys, "hello", "--model", folder, "--max-tokens", 8)["text"]
-        assert code == 0
-        assert out == (expected + "\n") * 2
-        assert "there is no command /what" in err
-        assert err.count("tokens/s") == 2
-
-    @pytest.mark.parametrize("flags", [["--prefix-cache"], ["--no-prefix-cache"], []])
-    def test_the_next_turn_takes_over_the_conversation(
-        self, capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
-    ) -> None:
-        from outrider.completion import Choice
-
-        choices, of = [], Choice.of
-        monkeypatch.setattr(Choice, "of", lambda request: (choices.append(of(request)), choices[-1])[1])
-        self.lines(monkeypatch, "ab " * 30, "and on", "/exit")
-        code, _, err = run(capsys, "chat", "--model", folder, "--max-tokens", 8, "--backend", "hf", *flags)
-        assert code == 0, err
-        first, second = (choice.cached_tokens for choice in choices)
-        assert first == 0
-        assert (second >= 80) == (flags == ["--prefix-cache"]), "on hf it is off unless asked for"
-
-    def test_interrupt_stops_the_answer_only(
-        self, capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        from outrider.engine import Engine
-
-        plain_step, calls = Engine.step, []
-
-        def step(engine: Engine) -> list:
-            calls.append(engine)
-            if len(calls) == 4:
-                raise KeyboardInterrupt
-            return plain_step(engine)
-
-        monkeypatch.setattr(Engine, "step", step)
-        self.lines(monkeypatch, "hello", "again")
-        code, _, err = run(capsys, "chat", "--model", folder, "--max-tokens", 8, "--speculative-algorithm", "none")
-        assert code == 0
-        assert "stopped" in err
-        assert err.count("tokens/s") == 1
-        assert calls[0].idle
-        calls[0].pool.check()
-
-    def test_a_question_past_the_context_is_refused_and_forgotten(
-        self, capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        self.lines(monkeypatch, "z " * 600, "hello")
-        code, out, err = run(capsys, "chat", "--model", folder, "--max-tokens", 4)
-        assert code == 0
-        assert "the context holds" in err
-        assert out == completed(capsys, "hello", "--model", folder, "--max-tokens", 4)["text"] + "\n"
-
-
-class Pieces:
-    """A tokenizer whose tokens are letters."""
-
-    def stream(self) -> Pieces:
-        return self
-
-    def push(self, token: int) -> str:
-        return chr(token)
-
-
-def test_shades_follow_the_text_that_is_shown() -> None:
-    from outrider.cli.output import Shades
-
-    shades = Shades(Pieces())  # type: ignore[arg-type]
-    first = list(shades.split(Chunk(0, "ab", tuple(map(ord, "abc")), 2)))
-    assert first == [("a", True), ("b", True)]
-    assert list(shades.split(Chunk(0, "cd", tuple(map(ord, "d!")), 1))) == [("c", False), ("d", True)]
-
-
-def test_an_interrupt_ends_quietly(
-    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from outrider import llm
-
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(llm.LLM, "stream", interrupt)
-    code, _, err = run(capsys, "generate", "hi", "--model", folder)
-    assert (code, err.strip()) == (130, "")
-
-
-def test_broken_pipe_is_silent() -> None:
-    script = "import sys; from outrider.cli import main; sys.exit(main(['info', '--json']))"
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        assert child.stderr is not None
-        child.stdout.close()
-        err = child.stderr.read().decode()
-    assert (child.returncode, err) == (141, "")
-
-
-def test_models_lists_good_and_bad(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OUTRIDER_MODELS", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert "no models yet" in run(capsys, "models")[1]
-    make_folder(tmp_path / "tiny")
-    (tmp_path / "bad.gguf").write_bytes(b"GGUFnot")
-    code, out, _ = run(capsys, "models", "--json")
-    found = {entry["name"]: entry for entry in json.loads(out)["models"]}
-    assert code == 0
-    assert found["tiny"]["architecture"] == "llama"
-    assert found["tiny"]["file_bytes"] > 0
-    assert "bad.gguf" in found["bad"]["problem"]
-    assert "tiny" in run(capsys, "models")[1]
-
-
-def test_info_names_every_method_and_rule(capsys: pytest.CaptureFixture[str]) -> None:
-    facts = json.loads(run(capsys, "info", "--json")[1])
-    assert set(facts["drafters"]) == set(methods())
-    assert facts["verifiers"]["coupled"]["exact_for_trees"]
-    assert facts["machine"]["versions"]["torch"]
-    text = run(capsys, "info")[1]
-    for flag in all_options():
-        assert f"--{flag}" in text
 
 
 def test_every_error_of_ours_is_bad_input() -> None:

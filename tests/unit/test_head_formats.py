@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from byte_text import SIZE, byte_tokenizer
 from damage import FUZZ, FUZZ_LOADS, HOSTILE_NUMBERS, patched
 from head_files import (
     DRAFTED,
@@ -35,6 +36,7 @@ from hypothesis import strategies as st
 from published_heads import dspark_bias, dspark_hidden, eagle, eagle3
 from safetensors.torch import save_file
 from tiny import tiny_model, tiny_native
+from tiny_heads import tiny_head
 
 from outrider import LLM, SamplingParams, Speculation
 from outrider.drafters.base import config_class
@@ -446,6 +448,15 @@ def test_token_ids_in_place_of_offsets_are_refused(tmp_path: Path) -> None:
 def test_a_head_of_another_target_is_refused_with_both_values(tmp_path: Path, facts: TargetFacts, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_head(put(tmp_path / "head", deepspec_files())).fitted(facts)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "dspark", "medusa"])
+def test_a_head_of_fewer_tokens_than_the_text_may_have_is_refused(method: str) -> None:
+    """A target's matrices may be padded beyond its tokenizer, and then a head may know fewer; else it is another's."""
+    head = tiny_head(method, tiny_model(0))
+    speculation = Speculation(method, options={"head": "tiny"})
+    with pytest.raises(ConfigError, match=f"made for a target of 64 tokens, and this one has {SIZE}"):
+        LLM.from_model(tiny_model(0, SIZE), byte_tokenizer(), speculation=speculation, heads={"tiny": head})
 
 
 def test_layers_the_target_does_not_have_are_refused(tmp_path: Path) -> None:

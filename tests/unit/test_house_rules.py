@@ -20,9 +20,10 @@ LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 LAYERS = {
     "errors": set(),
     "law": set(),
+    "prompts": {"errors", "prompts"},
     "sampling": {"errors", "kernels", "law", "sampling"},
     "tree": {"law"},
-    "kernels": {"kernels"},
+    "kernels": {"errors", "kernels"},
     "kv": {"errors", "kv"},
     "verify": {"errors", "law", "sampling", "tree", "verify"},
     "target": {"errors", "kernels", "kv", "target", "tree"},

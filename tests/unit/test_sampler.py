@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.errors import ConfigError, NumericsError
+from outrider.errors import ConfigError, NumericsError, RequestError
 from outrider.sampling.distribution import surviving_ids
 from outrider.sampling.noise import choice_words, gumbel_range
 from outrider.sampling.params import SamplingParams, check_token_ids
@@ -175,7 +175,7 @@ def test_rows_that_are_not_numbers_are_refused() -> None:
             with pytest.raises(NumericsError, match="NaN"):
                 sampler(params).probabilities(logits, [()])
     nothing = SamplingParams(allowed_token_ids=(3,), bad_words=((3,),))
-    with pytest.raises(NumericsError, match="no token is left"):
+    with pytest.raises(RequestError, match="no token is left"):
         sampler(nothing).choose(torch.zeros(1, VOCABULARY), [()])
 
 
@@ -191,7 +191,7 @@ def test_history_is_the_list_it_stands_for(committed: list[int], path: list[int]
 
 BAD = {
     "temperature": (-0.1, 1e-38, math.nan, math.inf, "hot", True),
-    "top_k": (-1, 2.5),
+    "top_k": (-2, 2.5, math.inf, "5"),
     "top_p": (0.0, 1.01, math.nan),
     "min_p": (-0.1, 1.5),
     "repetition_penalty": (0.0, -1.0),
@@ -204,11 +204,17 @@ BAD = {
     "prompt_logprobs": (-1,),
     "n": (0, -2),
     "stop": (("",), (1,), 5),
-    "bad_words": (((),), ((-1,),), (1, 2), 7, "no"),
+    "bad_words": (((),), ((-1,),), (1, 2), 7, "", " ", ("a", ""), (b"a",), ((1.5,),)),
     "allowed_token_ids": ((), (-1,), 3),
     "stop_token_ids": ((-5,), 1, ("a",)),
-    "logit_bias": ({-1: 0.0}, {1: math.nan}, {1: "much"}, {"a": 1.0}, [1, 2], 4, None),
+    "logit_bias": (
+        *({-1: 0.0}, {1: math.nan}, {1: "much"}, {"a": 1.0}, {1.0: 0.5}, {1: True}, {"1": 0.0, 1: 1.0}),
+        *([1, 2], 4, {1: 1e39}, {1: -1e39}, {1: math.inf}, {1: 10**400}),
+    ),
     "processors": (3, (None,)),
+    "ignore_eos": ("no", 1),
+    "skip_special_tokens": (0,),
+    "speculate": ("auto",),
 }
 
 
@@ -219,8 +225,7 @@ def test_values_out_of_range_name_the_field(field: str, value: object) -> None:
 
 
 def test_every_bounded_field_is_covered_above() -> None:
-    unbounded = {"ignore_eos", "skip_special_tokens", "speculate"}
-    assert {item.name for item in dataclasses.fields(SamplingParams)} == set(BAD) | unbounded
+    assert {item.name for item in dataclasses.fields(SamplingParams)} == set(BAD)
 
 
 def test_minimum_above_maximum_and_unknown_tokens_are_refused() -> None:

@@ -18,6 +18,9 @@ class Pieces:
     def push(self, token_id: int) -> str:
         return self._pieces[token_id]
 
+    def fork(self) -> Pieces:
+        return self
+
 
 def naive(pieces: list[str], tokens: list[int], stops: list[str], least: int) -> tuple[int, str, str | None]:
     """Tokens taken, text, stop string."""
@@ -54,7 +57,7 @@ def test_stops_in_blocks_of_any_size(data: st.DataObject) -> None:
     taken, shown, reason = 0, "", None
     while taken < len(tokens) and reason is None:
         size = data.draw(st.integers(1, 6))
-        part = stopper.take(tokens[taken : taken + size])
+        part, stopper = stopper.take(tokens[taken : taken + size])
         taken, shown, reason = taken + part.count, shown + part.text, part.finish_reason
         last = part
     if reason is None:
@@ -72,7 +75,7 @@ def test_budget_and_end_tokens(tokens: list[int], budget: int, size: int) -> Non
     taken: list[int] = []
     reason = None
     for start in range(0, len(tokens), size):
-        part = stopper.take(tokens[start : start + size])
+        part, stopper = stopper.take(tokens[start : start + size])
         taken += tokens[start : start + part.count]
         reason = part.finish_reason
         if reason is not None:

@@ -19,7 +19,7 @@ from tiny import VOCABULARY, tiny_model, tiny_module
 from tiny_folder import make_folder
 from tiny_heads import tiny_head
 
-from outrider.bench.prompts import Prompt, Row
+from outrider.bench.prompts import Encoded
 from outrider.bench.runner import Arm, Models, Sample, Setting
 from outrider.cli import main
 from outrider.cli.drafts import draft_arms, read_draft
@@ -30,6 +30,7 @@ from outrider.errors import ConfigError
 from outrider.heads.checkpoint import write_head
 from outrider.heads.runner import ready
 from outrider.metrics import PhaseSeconds, SpeculationStats
+from outrider.prompts import Prompt
 from outrider.study.plot import picture
 from outrider.study.quality import Quality, no_quality, quality
 from outrider.study.ranks import chance, kendall, ranks, spearman
@@ -73,11 +74,11 @@ class TestRanks:
 
 
 def answer(prompt: Sequence[int], tokens: Sequence[int]) -> Sample:
-    row = Row(0, "row", "words", "text")
+    row = Prompt(0, "row", "words", text="text")
     plain = Arm("plain", by_id("none"), make_verifier("coupled"), plain=True)
     stats_, seconds = SpeculationStats(), PhaseSeconds()
     return Sample(
-        Prompt(row, tuple(prompt)), Setting(0, 1), plain, 0, 0, tuple(tokens), "length", stats_, seconds, 0.0, 1.0
+        Encoded(row, tuple(prompt)), Setting(0, 1), plain, 0, 0, tuple(tokens), "length", stats_, seconds, 0.0, 1.0
     )
 
 
@@ -251,9 +252,11 @@ def test_points_that_lie_together_keep_their_labels_apart() -> None:
     assert svg.count("<circle") == 2 * len(rows)
     assert "&lt;m&gt;" in svg
     for number in range(1, len(rows) + 1):
-        assert svg.count(f'class="label" text-anchor="start">{number}</text>') == 2
-        assert f">{number}  drafter {number - 1}: 1.5" in svg
-    places = [mark.split(' class="label"')[0] for mark in svg.split("<text")[1:] if mark.split(">")[1][0] in "12345"]
+        assert svg.count(f'class="label" text-anchor="middle">{number}</text>') == 2
+        assert svg.count(f'class="label" text-anchor="end">{number}</text>') == 1
+        assert f">drafter {number - 1}</text>" in svg
+        assert f">1.5{number - 1}×" in svg
+    places = [mark.split(' class="label"')[0] for mark in svg.split("<text")[1:] if "middle" in mark]
     assert len(set(places)) == len(places)
 
 
@@ -289,8 +292,8 @@ class TestCommand:
         assert study(*flags, "--json", "out.json", "--output", "out.svg") == 0
         shown = capsys.readouterr().out
         assert "Spearman" in shown
-        assert "ngram: no perplexity: a lookup has no distribution" in shown
-        assert "4 drafters are few" in shown
+        assert "no perplexity, a lookup has no distribution: ngram" in shown
+        assert "few drafters (4)" in shown
         result = json.loads((place / "out.json").read_text())
         rows = {each["name"]: each for each in result["study"]["drafters"]}
         assert list(rows) == ["ngram", "draft_model:near", "draft_model:far", "eagle3:head:num_steps=2"]
@@ -314,7 +317,7 @@ class TestCommand:
         result = json.loads(captured.out.splitlines()[-1])
         assert result["study"]["drafters"][0]["name"] == "suffix"
         assert result["study"]["correlations"][0]["spearman"] is None
-        assert "Drafters" in captured.err
+        assert "Quality and cost" in captured.err
 
     @pytest.mark.parametrize(
         ("flags", "named"),

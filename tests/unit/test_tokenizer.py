@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-from gguf_files import END, KINDS, MERGES, START, TEMPLATE, TOKENS, TOOL, TinyFile
+from gguf_files import END, KINDS, MERGES, START, TOKENS, TOOL, TinyFile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
-from outrider.errors import ModelError, RequestError
+from outrider.errors import ModelError
 from outrider.target.gguf import read_gguf
 from outrider.target.gguf_tokenizer import SPLITTERS, _byte_level_bpe, build_tokenizer
 from outrider.target.tokenizer import Tokenizer
@@ -260,42 +260,3 @@ def test_a_conversation_is_written_as_the_template_says(byte_level: Tokenizer) -
     asked = "<|im_start|>user\nhello<|im_end|>\n"
     assert byte_level.apply_chat_template(messages) == f"{asked}<|im_start|>assistant\n"
     assert byte_level.apply_chat_template(messages, add_generation_prompt=False) == asked
-
-
-def with_template(template: str | None) -> Tokenizer:
-    return Tokenizer(
-        any_bytes().backend, name="chatty", bos_id=TOKENS.index(START), eos_ids=[4], chat_template=template
-    )
-
-
-@pytest.mark.parametrize(
-    ("template", "written"),
-    [
-        ("{{ bos_token }}|{{ messages[0].content | tojson }}", START + '|"é<b>"'),
-        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
-        ("  {% if true %}\nline\n  {% endif %}\n", "line\n"),
-        ("{{ strftime_now('%Y') | length }}", "4"),
-        ("{{ tools is defined }}", "False"),
-        (TEMPLATE, "<|im_start|>user\né<b><|im_end|>\n<|im_start|>assistant\n"),
-    ],
-)
-def test_template_features(template: str, written: str) -> None:
-    assert with_template(template).apply_chat_template([{"role": "user", "content": "é<b>"}]) == written
-
-
-def test_a_missing_or_broken_template_is_the_models_fault() -> None:
-    with pytest.raises(ModelError, match="chatty: has no chat template"):
-        with_template(None).apply_chat_template([])
-    with pytest.raises(ModelError, match="chatty: the chat template cannot be compiled"):
-        with_template("{% if %}").apply_chat_template([])
-
-
-def test_a_refused_conversation_is_the_requests_fault() -> None:
-    with pytest.raises(RequestError, match="roles must alternate"):
-        with_template("{{ raise_exception('roles must alternate') }}").apply_chat_template([])
-
-
-def test_a_template_runs_in_a_sandbox() -> None:
-    for attack in ("{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ messages.__init__.__globals__ }}"):
-        with pytest.raises(RequestError, match="chatty"):
-            with_template(attack + "{{ missing.x }}").apply_chat_template([])

@@ -12,6 +12,7 @@ import torch
 from captured import LAYERS, TinyTarget, teacher, texts
 from cut_target import target_with_files, training
 from gguf_files import TinyFile
+from safetensors.torch import load_file, save_file
 from tiny import VOCABULARY, tiny_module
 from tiny_folder import SMALLEST, make_folder, make_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -29,7 +30,7 @@ from outrider.train.objectives.base import make_objective
 from outrider.train.recipes._small_decoder import columns
 from outrider.train.recipes.base import Recipe, recipe_class
 from outrider.train.settings import Settings
-from outrider.train.smaller import Cut, SmallDecoder, evenly, narrowed, numbered, useful
+from outrider.train.smaller import Cut, SmallDecoder, evenly, narrowed, numbered, source_of, useful
 from outrider.train.teacher import Matrices
 from outrider.tree import SequenceRows, TreeBatch
 
@@ -215,6 +216,17 @@ def test_what_cannot_be_cut_is_said(target: TinyTarget, tmp_path: Path) -> None:
         recipe(layers=1).head(memory, None, 0)
 
 
+def test_a_target_whose_tensors_have_other_names_is_not_cut(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    served, _ = load_model(folder)
+    with pytest.raises(
+        ConfigError, match=r"cut out of model: its weights hold nothing named 'model\.embed_tokens\.weight'"
+    ):
+        source_of(served)
+
+
 def test_useless_channels_go_first(tmp_path: Path) -> None:
     """Half of the channels of each layer reach nothing: without them, all is as before."""
     folder = make_folder(tmp_path / "model")
@@ -270,6 +282,7 @@ def test_a_written_copy_is_the_target_on_both_backends(architecture: str, tmp_pa
             tokenizer.eos_ids,
             tokenizer.chat_template,
         )
+        assert its.special_tokens.items() >= tokenizer.special_tokens.items()
         assert its.encode("hello 12!") == tokenizer.encode("hello 12!")
         error = (logits_of(copy, tokens) - expected).norm() / expected.norm()
         assert error < 0.03  # the written weights have eight bits of mantissa

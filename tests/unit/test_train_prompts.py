@@ -125,7 +125,7 @@ def test_lines_are_conversations_questions_or_texts_and_each_is_taken_once(tmp_p
     [
         ("{", "line 1 is no JSON object"),
         ("[1]", "line 1 is no JSON object"),
-        ({"turns": ["a"]}, "line 1 is no prompt"),
+        ({"turns": []}, "line 1 is no prompt"),
         ({"prompt": " "}, "line 1 is no prompt"),
         ({"messages": "hi"}, "line 1: each of its messages needs"),
         ({"messages": [{"role": "user"}]}, "line 1: each of its messages needs"),

@@ -14,6 +14,7 @@ from tiny import tiny_model
 from tiny_folder import make_folder
 
 from outrider import SamplingParams
+from outrider.assembly import warn_lossy
 from outrider.audit import Effort, Parts, audit
 from outrider.audit.frequencies import ITSELF, Here, Redraw, check_frequencies
 from outrider.audit.stages import FrequencyStages
@@ -25,7 +26,6 @@ from outrider.cli.options import MethodFlags
 from outrider.drafters.base import Needs
 from outrider.drafters.draft_model import DraftModel
 from outrider.errors import ConfigError
-from outrider.llm import warn_lossy
 from outrider.tree import TokenTree, TreeBuilder, root_only
 from outrider.verify import check_exact, make_verifier, registered, repeats_plain_text
 from outrider.verify.rejection import Rejection
@@ -110,9 +110,9 @@ def test_it_takes_any_drafts_and_is_never_offered() -> None:
 def test_the_engine_runs_it_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     warn_lossy.cache_clear()
     sampled = SamplingParams(max_tokens=16, temperature=1.0, seed=1)
-    with caplog.at_level(logging.WARNING, logger="outrider.llm"):
+    with caplog.at_level(logging.WARNING, logger="outrider.assembly"):
         texts = [make(by_id(case), verifier=LOSSY).generate(PROMPTS, sampled) for case in ("ngram", "draft_model-tree")]
-    assert [record.getMessage() for record in caplog.records if record.name == "outrider.llm"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "outrider.assembly"] == [
         f"verifier {LOSSY!r} is lossy: the text will not be the target's own"
     ]
     plain = make("none").generate(PROMPTS, sampled)
@@ -190,7 +190,7 @@ class TestCommands:
         assert "lossy" in page.read_text()
 
     def test_info_says_so(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["info"]) == 0
+        assert main(["info", "--methods"]) == 0
         assert "typical (lossy" in capsys.readouterr().out
         assert main(["info", "--json"]) == 0
         rules = json.loads(capsys.readouterr().out)["verifiers"]

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from outrider.drafters.base import Needs
-from outrider.errors import ConfigError, NumericsError
-from outrider.law import Law
+from outrider.errors import ConfigError
+from outrider.law import Law, is_unreadable
 from outrider.sampling import RequestSampler, SamplingParams
 from outrider.sampling.noise import Purpose, counter_word, uniform
 from outrider.tree import Candidate, TokenTree, TreeBuilder, root_only
 from outrider.verify import KeyedDice, Verdict, check_exact, make_verifier, registered
 from outrider.verify.residual import chain_of, law, ratio, residual
-from outrider.verify.rows import TargetRows, rows_of
+from outrider.verify.rows import Asked, TargetRows, rows_of
 
 LOSSLESS = [name for name, rule in registered().items() if rule.lossless]
 CHAIN_ONLY = [name for name in LOSSLESS if not registered()[name].trees]
@@ -284,14 +284,16 @@ def test_a_pass_gives_each_request_the_laws_its_sampler_gives(wish: dict[str, An
     logits = torch.randn(7, vocabulary + 5, generator=generator)
     logits[4] = math.nan
     one, other = (request_sampler(vocabulary, **{"temperature": heat} | wish) for heat in (1.0, 1.3))
-    rows = rows_of(logits, vocabulary, [(0, tree, one, 3), (3, tree, other, 3)])
+    asked = [Asked(first, tree, sampler, 3, lambda path: False) for first, sampler in ((0, one), (3, other))]
+    rows = rows_of(logits, vocabulary, asked)
     for first, sampler, found in ((0, one, rows[0]), (3, other, rows[1])):
         for node in (0, 2):
             row = logits[first + node].unsqueeze(0)
             expected = sampler.probabilities(row, [tree.paths[node]])[0]
             assert np.array_equal(found.probabilities[node], expected)
-    with pytest.raises(NumericsError, match="NaN"):
-        rows[1].probabilities[1]
+    assert is_unreadable(rows[1].probabilities[1])
+    assert "NaN" in str(rows[1].failures[1])
+    assert list(rows[1].failures) == [1]
 
 
 @pytest.mark.parametrize("name", LOSSLESS)

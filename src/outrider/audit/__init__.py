@@ -1,13 +1,12 @@
 """Proof, on the user's own model and settings, that speculation changes nothing."""
 
 from outrider.audit.parts import Parts
-from outrider.audit.prompts import BUILT_IN, read_prompts
+from outrider.audit.prompts import read_prompts
 from outrider.audit.report import CheckResult, FaultResult, Report
 from outrider.audit.run import audit, check_lossless
 from outrider.audit.stages import Effort
 
 __all__ = [
-    "BUILT_IN",
     "CheckResult",
     "Effort",
     "FaultResult",

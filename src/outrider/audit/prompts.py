@@ -1,14 +1,14 @@
-"""The prompts an audit runs when the user brings none: short, and unlike one another."""
+"""The prompts an audit runs: the user's, or short ones unlike one another and after them those of every measurement."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from outrider.errors import ConfigError
+from outrider.prompts import Prompt, built_in, read
 
-BUILT_IN: Final = (
+STRANGE: Final = (
     "The lighthouse keeper wrote in his diary that the storm had",
     "def median(values):\n    ordered = sorted(values)\n",
     "for (int i = 0; i < count; i++) {\n    total += prices[i];\n}\nfor (int j = 0; j <",
@@ -22,30 +22,22 @@ BUILT_IN: Final = (
     '{"name": "Ada", "born": 1815, "fields": ["mathematics", "computing"]}\n{"name": "Alan", "born":',
     "Q: What is the capital of France?\nA: Paris\nQ: What is the capital of Italy?\nA: Rome\nQ: What is the capital of",
 )
+"""Texts to go on with: those that faults are planted and decoys drafted for, where the user brings no prompts."""
 
 
-def read_prompts(path: Path) -> tuple[str, ...]:
-    """The prompts of a JSONL file: each line has ``prompt``, ``text`` or ``turns`` (the first turn is taken).
+def read_prompts(path: Path | None) -> tuple[Prompt, ...]:
+    """What an audit asks.
+
+    Args:
+        path: see :func:`outrider.prompts.read`; None takes prompts that come with Outrider.
 
     Raises:
         ConfigError: the file cannot be read, holds no prompts, or a line is not one.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the prompt file {path} cannot be read: {error}") from error
-    prompts = tuple(_prompt(path, number, line) for number, line in enumerate(lines, start=1) if line.strip())
+    if path is None:
+        strange = (Prompt(place, f"strange-{place + 1}", "strange", text=text) for place, text in enumerate(STRANGE))
+        return (*strange, *built_in())
+    prompts = tuple(prompt.asked() for prompt in read(path))
     if not prompts:
         raise ConfigError(f"the prompt file {path} holds no prompts")
     return prompts
-
-
-def _prompt(path: Path, number: int, line: str) -> str:
-    try:
-        value: Any = json.loads(line)
-        found = value.get("prompt") or value.get("text") or value["turns"][0]
-    except (ValueError, AttributeError, LookupError, TypeError):
-        found = None
-    if not isinstance(found, str) or not found.strip():
-        raise ConfigError(f"line {number} of {path} is not a JSON object with a prompt, a text or turns")
-    return found

@@ -2,38 +2,66 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import os
 import platform
 import statistics
+import subprocess
 import time
 from pathlib import Path
-from typing import Any, Final
-
-import torch
+from typing import TYPE_CHECKING, Any, Final
 
 from outrider.kernels.native import cpu, missing
+
+if TYPE_CHECKING:
+    import torch
 
 _BUFFER_BYTES: Final = 512 * 2**20
 """Far more than any cache holds."""
 _PASSES: Final = 9
+_GIT_SECONDS: Final = 20
+"""After which git is not waited for."""
 _PACKAGES: Final = ("outrider", "torch", "transformers", "tokenizers", "numpy")
 
 
 def facts() -> dict[str, Any]:
-    """Processor, memory, threads and versions."""
+    """Date, processor, memory, threads, GPUs and versions; every result carries them."""
+    import torch  # takes seconds, which what asks for less need not wait for
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    made = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "commit": commit(Path(__file__))}
+    return made | quick_facts() | {"threads": torch.get_num_threads(), "gpus": gpus}
+
+
+def quick_facts() -> dict[str, Any]:
+    """What is known of the machine without torch."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "usable_cores": usable_cores(),
-        "threads": torch.get_num_threads(),
         "kernels": "none: " + str(missing) if cpu is None else cpu.kernel_name(),
         "memory_bytes": _memory_bytes(),
-        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": versions(),
     }
+
+
+def commit(file: Path) -> str | None:
+    """The commit that a file is checked out from, with ``-dirty`` where tracked files differ from it.
+
+    None where the file is no part of a checkout, even if it lies inside of another project's, or git does not tell.
+    """
+    ask = ["git", "-C", str(file.parent)]
+    tracked = [*ask, "ls-files", "--error-unmatch", "--", file.name]
+    named = [*ask, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        for command in (tracked, named):
+            told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_SECONDS).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.strip()
 
 
 def versions() -> dict[str, str]:
@@ -56,6 +84,8 @@ def usable_cores() -> int:
 
 def read_bandwidth(device: torch.device) -> float:
     """Bytes per second this machine reads, with the threads torch uses now: median of summing a large buffer."""
+    import torch  # likewise
+
     buffer = torch.ones(_BUFFER_BYTES // 4, dtype=torch.float32, device=device)
     seconds = []
     for _ in range(_PASSES):
@@ -69,6 +99,8 @@ def read_bandwidth(device: torch.device) -> float:
 
 def parameter_bytes(model: Any) -> int | None:
     """Bytes of a model's parameters as held in memory, each counted once; None where they cannot be seen."""
+    import torch  # likewise
+
     packed: int | None = getattr(model, "packed_bytes", None)
     module = getattr(model, "module", None)
     if not isinstance(module, torch.nn.Module):
@@ -78,6 +110,8 @@ def parameter_bytes(model: Any) -> int | None:
 
 def bytes_per_token(model: Any) -> int | None:
     """Bytes a token makes the model read: its parameters, but for an embedding table that is only looked up in."""
+    import torch  # likewise
+
     read: int | None = getattr(model, "token_bytes", None)
     if read is not None:
         return read
@@ -93,6 +127,8 @@ def bytes_per_token(model: Any) -> int | None:
 
 def _finish(device: torch.device) -> None:
     if device.type == "cuda":
+        import torch  # likewise
+
         torch.cuda.synchronize(device)
 
 

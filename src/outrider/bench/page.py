@@ -1,4 +1,4 @@
-"""One self-contained page: what speculation gains per category, where drafts are accepted, where time goes."""
+"""One self-contained page: whether it pays, by how much per category, where drafts are accepted, where time goes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
+from outrider.bench.figures import identical, interval, number, rate, rules, share, times
 from outrider.bench.report import ALL
-from outrider.bench.svg import Drawing, Scale, nice_end
-from outrider.bench.table import identical, interval, number, rules, times
+from outrider.bench.svg import WIDTH, Drawing, Scale, nice_end
+from outrider.bench.verdict import verdicts
 
 Entry = Mapping[str, Any]
 
-_WIDTH: Final = 720
-_LEFT: Final = 190
-_RIGHT: Final = 60
+_LEFT: Final = 100
+"""Room for the names of methods."""
+_RIGHT: Final = 52
+"""Room for a figure past the longest mark."""
 _ROW: Final = 20
+_HEADING: Final = 22
+_AXIS: Final = 24
 _COLOURS: Final = 8
 _PHASES: Final = (("draft_s", "draft"), ("verify_s", "verify"), ("other_s", "other"))
+_LEAST_TESTED: Final = 5
+_MOST_POSITIONS: Final = 16
 
 _STYLE: Final = (
     """
@@ -29,17 +35,16 @@ _STYLE: Final = (
   --c0: #9b9a94; --c1: #5598e7; --c2: #e08344; --c3: #3fb27f; --c4: #b083e0; --c5: #d8a93a;
   --c6: #e26a98; --c7: #3fb8c4;
   --draft: #e08344; --verify: #5598e7; --other: #9b9a94; } }
-body { background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;
-  max-width: 60rem; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .3rem; }
-p, figcaption { color: var(--soft); margin: .2rem 0; max-width: 46rem; } figure { margin: .8rem 0; }
+body { background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto;
+  max-width: 52rem; padding: 0 1rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.35rem; line-height: 1.3; margin: 0 0 .5rem; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .3rem; }
+p, figcaption { color: var(--soft); margin: .2rem 0; } figure { margin: .8rem 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .8rem .25rem 0; text-align: right; border-bottom: 1px solid var(--rule); }
-th { color: var(--soft); font-weight: 500; } th:first-child, td:first-child, th:nth-child(2), td:nth-child(2)
-  { text-align: left; }
-.scroll { overflow-x: auto; } svg { width: 100%; max-width: 45rem; height: auto; display: block; }
-.label { fill: var(--ink); font-size: 12px; } .soft { fill: var(--soft); font-size: 11px;
-  paint-order: stroke; stroke: var(--paper); stroke-width: 3px; }
+th, td { padding: .25rem 0 .25rem 1rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--rule); }
+th { color: var(--soft); font-weight: 500; } .name { text-align: left; padding-left: 0; }
+.scroll { overflow-x: auto; margin: .8rem 0; } svg { width: 100%; max-width: 34rem; height: auto; display: block; }
+.label { fill: var(--ink); font-size: 13px; } .group { fill: var(--ink); font-size: 13px; font-weight: 600; }
+.soft { fill: var(--soft); font-size: 12px; paint-order: stroke; stroke: var(--paper); stroke-width: 3px; }
 .rule { stroke: var(--rule); } .one { stroke: var(--soft); stroke-dasharray: 3 3; }
 .key { display: inline-block; margin-right: 1.2rem; color: var(--ink); }
 .key i { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; margin-right: .35rem; }
@@ -60,7 +65,7 @@ def page(result: Mapping[str, Any]) -> str:
     """The page of a bench result; it loads nothing from anywhere."""
     entries: Sequence[Entry] = result["results"]
     colours = {arm["name"]: index % _COLOURS for index, arm in enumerate(result["algorithms"])}
-    parts = [_header(result), _table([entry for entry in entries if entry["category"] == ALL])]
+    parts = [_header(result)]
     for setting in dict.fromkeys(entry["setting"] for entry in entries):
         here = [entry for entry in entries if entry["setting"] == setting]
         parts += _setting(setting, here, colours)
@@ -75,53 +80,82 @@ def page(result: Mapping[str, Any]) -> str:
 
 def _header(result: Mapping[str, Any]) -> str:
     model, machine, work, ceiling = (result[part] for part in ("model", "machine", "workload", "ceiling"))
-    share = ceiling["share_reached"]
-    reached = "" if share is None else f" Plain decoding reaches {share:.0%} of what memory bandwidth allows."
+    reached = ceiling["share_reached"]
+    told = "" if reached is None else f" Plain decoding reaches {reached:.0%} of what memory bandwidth allows."
     return (
-        f"<h1>{escape(model['name'])}</h1><p>{escape(model['dtype'])} on {escape(machine['cpu'])}, "
+        f"<h1>{'<br>'.join(map(_unbroken, verdicts(result['results'])))}</h1>"
+        f"<p>{escape(model['name'])}, {escape(model['dtype'])} on {escape(machine['cpu'])}, "
         f"{machine['threads']} threads; {work['prompts']} prompts of {escape(work['file'])}, at most "
         f"{work['max_tokens']} tokens each, rule: {escape(rules(result['results']))}, "
-        f"{escape(result['created'])}.{reached}</p>"
+        f"{escape(result['created'].partition('T')[0])}.{told}</p>"
     )
 
 
-def _table(entries: Sequence[Entry]) -> str:
-    head = ("setting", "method", "tokens/s", "speedup", "95 %", "end to end", "α", "τ", "other", "identical")
-    rows = [
-        (
-            entry["setting"],
-            entry["algorithm"],
-            number(entry["tokens_per_s"], 1),
-            times(entry["speedup"]),
-            interval(entry["speedup_interval"]),
-            times(entry["end_to_end_speedup"]),
-            number(entry["acceptance_rate"]) if entry["tested"] else "–",
-            number(entry["mean_accepted_length"]),
-            "–" if entry["other_share"] is None else f"{entry['other_share']:.1%}",
-            identical(entry),
-        )
-        for entry in entries
-    ]
-    header = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{header}</tr>{body}</table></div>'
+def _unbroken(words: str) -> str:
+    """Text whose intervals do not break at their dashes."""
+    return escape(words).replace("–", "\u2060–\u2060")
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table that scrolls where the screen is too narrow; its first column is of names."""
+
+    def line(kind: str, cells: Sequence[str]) -> str:
+        first, *others = map(escape, cells)
+        return f'<tr><{kind} class="name">{first}</{kind}>' + "".join(f"<{kind}>{each}</{kind}>" for each in others)
+
+    body = "</tr>".join([line("th", head), *(line("td", row) for row in rows)])
+    return f'<div class="scroll"><table>{body}</tr></table></div>'
+
+
+def _figures(entries: Sequence[Entry]) -> str:
+    head = ("method", "tokens/s", "speedup", "95 %", "end to end", "τ", "α (tested)", "other", "identical")
+    return _table(
+        head,
+        [
+            (
+                entry["algorithm"],
+                number(entry["tokens_per_s"], 1),
+                times(entry["speedup"]),
+                interval(entry["speedup_interval"]),
+                times(entry["end_to_end_speedup"]),
+                number(entry["mean_accepted_length"]),
+                rate(entry["acceptance_rate"], entry["tested"]),
+                share(entry["other_share"]),
+                identical(entry),
+            )
+            for entry in entries
+        ],
+    )
 
 
 def _setting(setting: str, entries: Sequence[Entry], colours: Mapping[str, int]) -> list[str]:
     overall = [entry for entry in entries if entry["category"] == ALL]
     drafting = [entry for entry in entries if entry["drafted"]]
-    names = dict.fromkeys(entry["algorithm"] for entry in drafting)
-    keys = _keys([(f"k{colours[name]}", name) for name in names])
+    known = [entry for entry in overall if _meaningful(entry)]
+    keys = _keys([(f"k{colours[entry['algorithm']]}", entry["algorithm"]) for entry in known])
     title = escape(setting)
     phases = _keys([(f"k-{name}", name) for _, name in _PHASES])
     return [
+        f"<h2>Figures, {title}</h2>{_figures(overall)}",
         f"<h2>Speedup over plain decoding, {title}</h2><p>Decoding only; lines are 95 % intervals over prompts.</p>",
-        f"<figure>{keys}{speedups(drafting, colours)}</figure>",
-        f"<h2>Acceptance by position, {title}</h2><p>Accepted over tested drafts at each depth.</p>",
-        f"<figure>{keys}{acceptance([entry for entry in overall if entry['drafted']], colours)}</figure>",
+        f"<figure>{speedups(drafting, colours)}</figure>",
+        f"<h2>Acceptance by position, {title}</h2><p>Accepted over tested drafts at each depth; in the table, with the "
+        "number tested.</p>",
+        f"<figure>{keys}{acceptance(known, colours)}</figure>{_positions(known)}",
         f"<h2>Time per round, {title}</h2><p>“Other” is the engine's own: scheduling, sampling, acceptance.</p>",
         f"<figure>{phases}{time_split(overall)}</figure>",
     ]
+
+
+def _positions(entries: Sequence[Entry]) -> str:
+    depth = max((len(_meaningful(entry)) for entry in entries), default=0)
+    rows = []
+    for entry in entries:
+        cells = [
+            rate(value, tested) for value, tested in zip(_meaningful(entry), entry["tested_by_position"], strict=False)
+        ]
+        rows.append((entry["algorithm"], *cells, *["–"] * (depth - len(cells))))
+    return _table(("α (tested) at", *map(str, range(1, depth + 1))), rows) if rows else ""
 
 
 def _keys(pairs: Sequence[tuple[str, str]]) -> str:
@@ -130,74 +164,81 @@ def _keys(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def speedups(entries: Sequence[Entry], colours: Mapping[str, int]) -> str:
-    """A dot with its interval per method, grouped by category."""
+    """A dot with its interval per method, grouped by category; the only category of all prompts is not told twice."""
     shown = [entry for entry in entries if entry["speedup"] is not None]
+    kinds = dict.fromkeys(entry["category"] for entry in shown)
+    groups = {ALL: None} if len(kinds) == 2 else kinds
+    shown = [entry for entry in shown if entry["category"] in groups]
     highest = max((max(entry["speedup"], *(entry["speedup_interval"] or (0,))) for entry in shown), default=1.0)
-    scale = Scale(nice_end(max(highest, 1.2)), _LEFT, _WIDTH - _RIGHT)
-    groups = dict.fromkeys(entry["category"] for entry in shown)
-    height = 30 + len(shown) * _ROW + len(groups) * 10
-    drawing = Drawing(_WIDTH, height, "speedup per category and method")
-    _axis(drawing, scale, height - 22, "×")
-    drawing.line(scale(1), 0, scale(1), height - 22, "one")
-    y = 8.0
+    scale = Scale(nice_end(max(highest, 1.2)), _LEFT, WIDTH - _RIGHT)
+    height = len(shown) * _ROW + len(groups) * _HEADING + _AXIS
+    drawing = Drawing(WIDTH, height, "speedup per category and method")
+    _axis(drawing, scale, height - _AXIS, "×")
+    drawing.line(scale(1), 0, scale(1), height - _AXIS, "one")
+    y = 0.0
     for category in groups:
-        drawing.text(_LEFT - 12, y + 9, category, anchor="end")
+        drawing.text(0, y + 15, "all prompts" if category == ALL else category, "group")
+        y += _HEADING
         for entry in (entry for entry in shown if entry["category"] == category):
-            colour, ends = colours[entry["algorithm"]], entry["speedup_interval"]
-            if ends:
-                drawing.line(scale(ends[0]), y + 5, scale(ends[1]), y + 5, f"s{colour}")
-            tip = f"{entry['algorithm']}, {category}: {times(entry['speedup'])} ({interval(ends)})"
-            drawing.dot(scale(entry["speedup"]), y + 5, f"f{colour}", tip)
-            last = scale(max(entry["speedup"], ends[1] if ends else 0.0))
-            drawing.text(last + 9, y + 9, times(entry["speedup"]), "soft")
+            _gain(drawing, scale, y + _ROW / 2, entry, colours[entry["algorithm"]])
             y += _ROW
-        y += 10
     return drawing.render()
+
+
+def _gain(drawing: Drawing, scale: Scale, y: float, entry: Entry, colour: int) -> None:
+    ends = entry["speedup_interval"]
+    drawing.text(_LEFT - 10, y + 4, entry["algorithm"], anchor="end")
+    if ends:
+        drawing.line(scale(ends[0]), y, scale(ends[1]), y, f"s{colour}")
+    tip = f"{entry['algorithm']}, {entry['category']}: {times(entry['speedup'])} ({interval(ends)})"
+    drawing.dot(scale(entry["speedup"]), y, f"f{colour}", tip)
+    last = scale(max(entry["speedup"], ends[1] if ends else 0.0))
+    drawing.text(last + 9, y + 4, times(entry["speedup"]), "soft")
 
 
 def acceptance(entries: Sequence[Entry], colours: Mapping[str, int]) -> str:
     """A line per method; positions tested too seldom to mean anything are left out."""
-    height, bottom = 240, 205
+    height, bottom = 230, 185
     depth = max((len(_meaningful(entry)) for entry in entries), default=1)
-    across = Scale(max(depth, 2), _LEFT - 120, _WIDTH - _RIGHT)
-    up = Scale(1.0, bottom, 12)
-    drawing = Drawing(_WIDTH, height, "acceptance rate by position")
+    across = Scale(max(depth, 2), 40, WIDTH - 10)
+    up = Scale(1.0, bottom, 10)
+    drawing = Drawing(WIDTH, height, "acceptance rate by position")
     for tick in (0, 0.25, 0.5, 0.75, 1):
         drawing.line(across.start, up(tick), across.end, up(tick), "rule")
         drawing.text(across.start - 8, up(tick) + 4, f"{tick:g}", "soft", "end")
     for place in range(1, depth + 1):
-        drawing.text(across(place - 0.5), bottom + 16, str(place), "soft", "middle")
-    drawing.text(across.end, height - 3, "position of the drafted token", "soft", "end")
+        drawing.text(across(place - 0.5), bottom + 17, str(place), "soft", "middle")
+    drawing.text(across.end, height - 6, "position of the drafted token", "soft", "end")
     for entry in entries:
         rates, colour = _meaningful(entry), colours[entry["algorithm"]]
         points = [(across(place + 0.5), up(rate)) for place, rate in enumerate(rates)]
         drawing.path(points, f"s{colour}")
-        for place, ((x, y), rate) in enumerate(zip(points, rates, strict=True)):
+        for place, ((x, y), value) in enumerate(zip(points, rates, strict=True)):
             tested = entry["tested_by_position"][place]
-            drawing.dot(x, y, f"f{colour}", f"{entry['algorithm']}, position {place + 1}: {rate:.3f} of {tested}")
+            drawing.dot(x, y, f"f{colour}", f"{entry['algorithm']}, position {place + 1}: {value:.3f} of {tested}")
     return drawing.render()
 
 
 def _meaningful(entry: Entry) -> list[float]:
-    """Rates of the leading positions that were tested at least five times, sixteen at most."""
+    """Rates of the leading positions that were tested often enough to mean something, sixteen at most."""
     rates: list[float] = []
-    for rate, tested in zip(entry["acceptance_by_position"], entry["tested_by_position"], strict=True):
-        if tested < 5 or len(rates) == 16:
+    for value, tested in zip(entry["acceptance_by_position"], entry["tested_by_position"], strict=True):
+        if tested < _LEAST_TESTED or len(rates) == _MOST_POSITIONS:
             break
-        rates.append(rate)
+        rates.append(value)
     return rates
 
 
 def time_split(entries: Sequence[Entry]) -> str:
     """A bar per method: drafting, verifying, and the engine's own time of one round."""
     totals = [sum(entry["per_round"][phase] or 0.0 for phase, _ in _PHASES) * 1000 for entry in entries]
-    scale = Scale(nice_end(max(totals, default=1.0)), _LEFT, _WIDTH - _RIGHT)
-    height = 30 + len(entries) * (_ROW + 8)
-    drawing = Drawing(_WIDTH, height, "milliseconds per round by phase")
-    _axis(drawing, scale, height - 22, " ms")
+    scale = Scale(nice_end(max(totals, default=1.0)), _LEFT, WIDTH - _RIGHT - 14)
+    height = len(entries) * (_ROW + 8) + _AXIS
+    drawing = Drawing(WIDTH, height, "milliseconds per round by phase")
+    _axis(drawing, scale, height - _AXIS, " ms")
     for row, (entry, total) in enumerate(zip(entries, totals, strict=True)):
         y, done = row * (_ROW + 8) + 4, 0.0
-        drawing.text(_LEFT - 12, y + 14, entry["algorithm"], anchor="end")
+        drawing.text(_LEFT - 10, y + 14, entry["algorithm"], anchor="end")
         for phase, name in _PHASES:
             spent = (entry["per_round"][phase] or 0.0) * 1000
             tip = f"{entry['algorithm']}: {name} {spent:.2f} ms"
@@ -210,4 +251,4 @@ def time_split(entries: Sequence[Entry]) -> str:
 def _axis(drawing: Drawing, scale: Scale, bottom: float, unit: str) -> None:
     for tick in scale.ticks:
         drawing.line(scale(tick), 0, scale(tick), bottom, "rule")
-        drawing.text(scale(tick), bottom + 15, f"{tick:g}{unit}", "soft", "middle")
+        drawing.text(scale(tick), bottom + 16, f"{tick:g}{unit}", "soft", "middle")

@@ -1,90 +1,80 @@
-"""Prompt files, and the form in which a prompt reaches the model: part of the workload, so it is recorded."""
+"""The prompts of a bench, and the form in which they reach the model: part of the workload, so it is recorded."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from outrider.bench.selection import select
 from outrider.errors import ConfigError
+from outrider.prompts import BUILT_IN, Prompt, built_in, read
 
 if TYPE_CHECKING:
-    from outrider.llm import LLM
+    from outrider.target.tokenizer import Tokenizer
 
 COMPLETE_CODE: Final = "Complete this Python function, answer with code only:\n"
 """Put in front of bare function heads, which an instruct model would otherwise discuss."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One row of a prompt file."""
-
-    number: int
-    id: str
-    category: str
-    text: str
-    """The first user turn, as the model is asked it."""
-
-
-def read_prompts(path: Path, expression: str | None, limit: int | None) -> list[Row]:
-    """The rows of a JSONL prompt file that take part.
+def read_prompts(path: Path | None, expression: str | None, limit: int | None) -> list[Prompt]:
+    """The prompts that take part, each with the one question that is asked.
 
     Args:
-        path: one JSON object a line: ``{"id", "category", "turns": [user's turns]}``.
+        path: see :func:`outrider.prompts.read`; None takes those that come with Outrider.
         expression: see :func:`outrider.bench.selection.select`; None takes all.
         limit: take at most this many of them; None takes all.
 
     Raises:
-        ConfigError: the file cannot be read, a line is not a prompt, or nothing is left.
+        ConfigError: the file cannot be read, a line is no prompt, or nothing is left.
     """
-    chosen = select(expression) if expression else lambda row: True
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the prompt file {path} cannot be read: {error}") from error
-    filled = [line for line in lines if line.strip()]
-    rows = [_row(path, number, line) for number, line in enumerate(filled) if chosen(number)][:limit]
-    if not rows:
-        raise ConfigError(f"no prompt is left of the {len(filled)} in {path}; loosen --select or --limit")
-    return rows
+    chosen = select(expression) if expression else lambda number: True
+    prompts = built_in() if path is None else read(path)
+    found = list(islice((_asked(prompt) for prompt in prompts if chosen(prompt.number)), limit))
+    if not found:
+        total = sum(1 for _ in (built_in() if path is None else read(path)))
+        raise ConfigError(f"no prompt is left of the {total} in {path or BUILT_IN}; loosen --select or --limit")
+    return found
 
 
-def _row(path: Path, number: int, line: str) -> Row:
-    try:
-        value: Any = json.loads(line)
-        row_id, category, text = str(value["id"]), str(value["category"]), value["turns"][0]
-    except (ValueError, KeyError, IndexError, TypeError):
-        raise ConfigError(f'{path}: row {number} is not {{"id", "category", "turns": [text, …]}}') from None
-    if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"{path}: the first turn of row {number} is empty")
-    prefix = COMPLETE_CODE if "humaneval" in row_id.lower() or "humaneval" in category.lower() else ""
-    return Row(number, row_id, category, prefix + text)
+def file_name(path: Path | None) -> str:
+    """What results call the file."""
+    return BUILT_IN if path is None else path.name
+
+
+def _asked(prompt: Prompt) -> Prompt:
+    asked = prompt.asked()
+    if not any("humaneval" in name.lower() for name in (prompt.id, prompt.category)):
+        return asked
+    if not asked.messages:
+        return replace(asked, text=COMPLETE_CODE + asked.text)
+    *before, (role, content) = asked.messages
+    return replace(asked, messages=(*before, (role, COMPLETE_CODE + content)))
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """A row in the model's own tokens."""
+class Encoded:
+    """A prompt in the model's own tokens."""
 
-    row: Row
+    row: Prompt
+    """Of the file."""
     token_ids: tuple[int, ...]
 
 
-def encode_prompts(llm: LLM, rows: Sequence[Row], *, chat: bool) -> list[Prompt]:
-    """Tokens of every row, through the chat template or bare."""
-    return [
-        Prompt(row, tuple(llm.encode_chat([{"role": "user", "content": row.text}]) if chat else llm.encode(row.text)))
-        for row in rows
-    ]
+def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[Prompt], *, chat: bool) -> list[Encoded]:
+    """Tokens of every prompt, conversations through the chat template or bare."""
+    return [Encoded(prompt, tuple(prompt.encode(tokenizer, chat=chat))) for prompt in prompts]
 
 
-def form(rows: Sequence[Row], *, chat: bool) -> dict[str, Any]:
+def form(prompts: Sequence[Prompt], *, chat: bool) -> dict[str, Any]:
     """The form of the prompts, for the record."""
     return {
         "chat_template": chat,
         "turn": "first",
+        "bare_texts": sum(not prompt.messages for prompt in prompts),
+        "with_history": sum(len(prompt.messages) > 1 for prompt in prompts),
         "code_prefix": COMPLETE_CODE,
-        "prompts_with_code_prefix": sum(row.text.startswith(COMPLETE_CODE) for row in rows),
+        "prompts_with_code_prefix": sum(prompt.turns[-1]["content"].startswith(COMPLETE_CODE) for prompt in prompts),
     }

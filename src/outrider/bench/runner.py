@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from outrider.bench.prompts import Prompt
+from outrider.bench.prompts import Encoded
 from outrider.config import CacheConfig, Speculation
 from outrider.drafters.base import DrafterConfig
 from outrider.errors import NumericsError
@@ -97,7 +97,7 @@ class Models:
 class Workload:
     """What is run."""
 
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[Encoded, ...]
     settings: tuple[Setting, ...]
     arms: tuple[Arm, ...]
     max_tokens: int
@@ -114,7 +114,7 @@ class Workload:
         """Rows that hold any of these requests with its draft tree."""
         return max(len(prompt.token_ids) for prompt in self.prompts) + self.max_tokens + _SPARE_ROWS
 
-    def params(self, prompt: Prompt, setting: Setting, repeat: int) -> SamplingParams:
+    def params(self, prompt: Encoded, setting: Setting, repeat: int) -> SamplingParams:
         """The same for every method, seed included."""
         return SamplingParams(
             temperature=setting.temperature,
@@ -128,7 +128,7 @@ class Workload:
 class Sample:
     """One completion, measured."""
 
-    prompt: Prompt
+    prompt: Encoded
     setting: Setting
     arm: Arm
     repeat: int
@@ -177,7 +177,7 @@ def _warm_up(models: Models, workload: Workload, arm: Arm) -> None:
     models.engine(arm, workload.cache_rows).generate(list(workload.prompts[0].token_ids), params)
 
 
-def measure(llm: LLM, workload: Workload, prompt: Prompt, setting: Setting, arm: Arm, repeat: int) -> Sample:
+def measure(llm: LLM, workload: Workload, prompt: Encoded, setting: Setting, arm: Arm, repeat: int) -> Sample:
     """Complete one prompt.
 
     Raises:

@@ -12,7 +12,7 @@ import torch
 
 from outrider.bench import machine
 from outrider.bench.equality import Difference, compare, promises_plain_text
-from outrider.bench.prompts import Row, encode_prompts, form, read_prompts
+from outrider.bench.prompts import encode_prompts, file_name, form, read_prompts
 from outrider.bench.report import MEANINGS, SCHEMA_VERSION, arm_json, sample_json, summarise
 from outrider.bench.runner import Arm, Models, Sample, Workload, grid, run
 from outrider.config import Speculation
@@ -20,9 +20,11 @@ from outrider.drafters.base import named_models
 from outrider.drafters.none import NoDraft
 from outrider.errors import ConfigError, RequestError
 from outrider.heads.checkpoint import kind_of, read_head
+from outrider.prompts import Prompt
 from outrider.sampling.params import SamplingParams
 from outrider.target.backends import load_model, resolve_dtype
 from outrider.target.loading import find
+from outrider.target.weight_files import weight_files
 from outrider.verify import make_verifier
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ class Request:
     model: ModelFlags
     arms: tuple[Arm, ...]
     """The methods, plain decoding first."""
-    prompts: Path
+    prompts: Path | None
+    """A file of them; None takes those that come with Outrider."""
     temperatures: tuple[float, ...]
     top_ps: tuple[float, ...]
     max_tokens: int
@@ -108,9 +111,8 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
     request.model.use_threads()
     models, dtype = _load(request, arms)
     chat = request.chat if request.chat is not None else bool(models.tokenizer.chat_template)
-    plain = models.engine(arms[0])
     workload = Workload(
-        prompts=tuple(encode_prompts(plain, rows, chat=chat)),
+        prompts=tuple(encode_prompts(models.tokenizer, rows, chat=chat)),
         settings=tuple(settings),
         arms=arms,
         max_tokens=request.max_tokens,
@@ -126,7 +128,7 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
     entries = summarise(samples, arms, differences)
     result = {
         "schema_version": SCHEMA_VERSION,
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "model": _model_facts(request, models, dtype),
         "machine": machine.facts(),
         "workload": _workload_facts(request, workload, rows, chat=chat),
@@ -208,13 +210,13 @@ def _model_facts(request: Request, models: Models, dtype: torch.dtype) -> dict[s
 
 def _file_facts(model: str) -> dict[str, Any]:
     path, name = find(model)
-    files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix == ".safetensors"]
+    files = (path,) if path.is_file() else weight_files(path, name)
     return {"name": name, "file_bytes": sum(file.stat().st_size for file in files)}
 
 
-def _workload_facts(request: Request, workload: Workload, rows: Sequence[Row], *, chat: bool) -> dict[str, Any]:
+def _workload_facts(request: Request, workload: Workload, rows: Sequence[Prompt], *, chat: bool) -> dict[str, Any]:
     return {
-        "file": request.prompts.name,
+        "file": file_name(request.prompts),
         "select": request.select,
         "limit": request.limit,
         "prompts": len(rows),

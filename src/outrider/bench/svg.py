@@ -1,4 +1,8 @@
-"""A few marks of SVG, enough for the bench page; colours are the page's CSS classes."""
+"""A few marks of SVG, enough for the project's plots; colours are the CSS classes of the page or file around them.
+
+Plots are as wide as a telephone's screen is in reading size, :data:`WIDTH`: scaled up they stay readable, scaled down
+they would not.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,53 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from math import ceil, floor, log, log10
+from textwrap import wrap
+from typing import Final, NamedTuple
+
+WIDTH: Final = 440
+"""Of every plot."""
+SHOWN: Final = 560
+"""Pixels across which a plot that stands alone is shown where there is room."""
+LETTER: Final = 6.6
+"""Width of a letter, about, at the size of labels."""
+LINE: Final = 17
+"""From one line of text to the next."""
+TICKS: Final = 5
+"""Marks along an axis, about."""
+_MOST_TICKS: Final = 9
+"""For which a logarithmic axis has room."""
+_FACTORS: Final = (
+    (1.0,),
+    (1.0, 2.0, 5.0),
+    (1.0, 1.5, 2.0, 3.0, 5.0, 7.0),
+    tuple(part / 2 for part in range(2, 20)),
+    tuple(part / 10 for part in range(10, 100)),
+)
+"""What powers of ten are multiplied by, coarse to fine."""
+
+
+class Box(NamedTuple):
+    """A rectangle that something covers."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: Box) -> bool:
+        """Whether two boxes overlap."""
+        return not (
+            self.right < other.left or other.right < self.left or self.bottom < other.top or other.bottom < self.top
+        )
+
+    def within(self, other: Box) -> bool:
+        """Whether another box covers it whole."""
+        return (
+            self.left >= other.left
+            and self.right <= other.right
+            and self.top >= other.top
+            and self.bottom <= other.bottom
+        )
 
 
 @dataclass
@@ -49,14 +100,21 @@ class Drawing:
         head = f'<svg viewBox="0 0 {self.width:g} {self.height:g}" role="img" aria-label="{escape(self.label)}">'
         return head + "".join(self.marks) + "</svg>"
 
-    def file(self, style: str) -> str:
+    def file(self, style: str, shown: float | None = None) -> str:
         """An SVG file of its own.
 
         Args:
             style: a ``<style>`` element for the classes that marks have.
+            shown: how wide it is shown where there is room, in pixels; None fills all the width there is.
         """
-        svg = self.render().replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+        size = f'width="{shown:g}" height="{shown * self.height / self.width:.0f}" ' if shown else ""
+        svg = self.render().replace("<svg ", f'<svg xmlns="http://www.w3.org/2000/svg" {size}', 1)
         return svg.replace(">", ">" + style, 1) + "\n"
+
+
+def lines_of(words: str, width: float) -> list[str]:
+    """A text in lines that fit a width."""
+    return wrap(words, max(1, int(width / LETTER)), break_long_words=True)
 
 
 @dataclass(frozen=True)
@@ -75,29 +133,35 @@ class LogScale:
 
     @property
     def ticks(self) -> list[float]:
-        """1, 2 and 5 × powers of ten along the axis."""
+        """Round numbers along the axis, as many as have room: powers of ten, and numbers between them."""
         powers = range(floor(log10(self.least)), ceil(log10(self.most)) + 1)
-        marks = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
-        return [mark for mark in marks if self.least <= mark <= self.most]
+        found = []
+        for factors in _FACTORS:
+            marks = (factor * 10.0**power for power in powers for factor in factors)
+            found.append([mark for mark in marks if self.least <= mark <= self.most])
+        fitting = [marks for marks in found if 0 < len(marks) <= _MOST_TICKS]
+        coarse = found[0] or [self.least]
+        return max(fitting, key=len) if fitting else coarse[:: -(-len(coarse) // _MOST_TICKS)]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Numbers to places on an axis that starts at zero."""
+    """Numbers to places on an axis that starts at zero, or where it is told to."""
 
     most: float
     start: float
     end: float
+    least: float = 0.0
 
     def __call__(self, value: float) -> float:
         """The place of a number."""
-        return self.start + (self.end - self.start) * value / self.most
+        return self.start + (self.end - self.start) * (value - self.least) / (self.most - self.least)
 
     @property
     def ticks(self) -> list[float]:
         """Round numbers along the axis, about five."""
-        step = nice_step(self.most / 5)
-        return [step * index for index in range(floor(self.most / step + 1e-9) + 1)]
+        step = nice_step((self.most - self.least) / TICKS)
+        return [self.least + step * index for index in range(floor((self.most - self.least) / step + 1e-9) + 1)]
 
 
 def nice_step(rough: float) -> float:
@@ -108,5 +172,5 @@ def nice_step(rough: float) -> float:
 
 def nice_end(most: float) -> float:
     """A round number at or past the largest value."""
-    step = nice_step(max(most, 1e-9) / 5)
+    step = nice_step(max(most, 1e-9) / TICKS)
     return step * ceil(most / step - 1e-9)

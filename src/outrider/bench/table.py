@@ -1,26 +1,35 @@
-"""The result as tables a person can read."""
+"""The result as tables a person can read; each fits into eighty columns, whatever the terminal's width."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from outrider.bench.figures import identical, interval, number, rate, rules, share, times
 from outrider.bench.report import ALL
-from outrider.verify.base import rule_label
+from outrider.bench.verdict import verdicts
+
+Entry = Mapping[str, Any]
+FEW: Final = 8
+"""Prompts below which an interval over them is a hint at most."""
+_POSITIONS: Final = 6
+"""Depths whose acceptance is shown."""
 
 
 def tables(result: Mapping[str, Any]) -> Group:
-    """Overall numbers, costs, categories, and the ceiling."""
-    entries: Sequence[Mapping[str, Any]] = result["results"]
+    """The verdict, overall numbers, costs, categories, and the ceiling."""
+    entries: Sequence[Entry] = result["results"]
     overall = [entry for entry in entries if entry["category"] == ALL]
-    parts: list[Any] = [_speed(overall), _costs(overall)]
+    parts: list[Any] = [*(Text(line, style="bold") for line in verdicts(entries)), Text()]
+    parts += [_speed(overall), _acceptance(overall), _rounds(overall), _predictions(overall)]
     if len({entry["category"] for entry in entries}) > 2:
-        parts.append(_categories([entry for entry in entries if entry["category"] != ALL]))
+        parts.append(_categories([entry for entry in entries if entry["category"] != ALL and entry["drafted"]]))
     return Group(*parts, *_notes(result, overall))
 
 
@@ -29,80 +38,117 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     console.print(tables(result))
 
 
-def _speed(entries: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title=f"Speed and acceptance, rule: {rules(entries)}", title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("setting", "method"):
-        table.add_column(heading)
-    for heading in ("tokens/s", "speedup", "95 %", "end to end", "α", "by position", "τ", "identical"):
-        table.add_column(heading, justify="right")
-    for entry in entries:
-        table.add_row(
-            entry["setting"],
+def narrow_table(title: str, names: Sequence[str], figures: Sequence[str]) -> Table:
+    """An empty table that shows every figure whole: where it would be too wide, names go on in the next line.
+
+    Args:
+        title: above it.
+        names: headings of the columns of text, which come first.
+        figures: headings of the columns of figures.
+    """
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for heading in names:
+        table.add_column(heading, overflow="fold")
+    for heading in figures:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _filled(table: Table, entries: Iterable[Entry], cells: Callable[[Entry], Sequence[str]]) -> Table:
+    """A line for each entry, under the setting's name where there are several."""
+    groups = [(setting, list(group)) for setting, group in groupby(entries, lambda entry: entry["setting"])]
+    for setting, group in groups:
+        if len(groups) > 1:
+            table.add_section()
+            table.add_row(Text(setting, style="bold"))
+        for entry in group:
+            table.add_row(*cells(entry))
+    return table
+
+
+def _speed(entries: Sequence[Entry]) -> Table:
+    headings = ("tokens/s", "speedup", "95 %", "end to end", "identical")
+    return _filled(
+        narrow_table(f"Speed, rule: {rules(entries)}", ("method",), headings),
+        entries,
+        lambda entry: (
             entry["algorithm"],
             number(entry["tokens_per_s"], 1),
             times(entry["speedup"]),
             interval(entry["speedup_interval"]),
             times(entry["end_to_end_speedup"]),
-            number(entry["acceptance_rate"]) if entry["tested"] else "–",
-            " ".join(number(rate) for rate in entry["acceptance_by_position"][:4]) or "–",
-            number(entry["mean_accepted_length"]),
             identical(entry),
-        )
-    return table
+        ),
+    )
 
 
-def _costs(entries: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="Where a round's time goes, and what that predicts", title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("setting", "method"):
-        table.add_column(heading)
-    headings = ("rounds", "draft ms", "verify ms", "other ms", "other", "c", "verify cost", "predicted", "with verify")
-    for heading in (*headings, "measured"):
-        table.add_column(heading, justify="right")
-    for entry in entries:
-        split = entry["per_round"]
-        table.add_row(
-            entry["setting"],
+def _acceptance(entries: Sequence[Entry]) -> Table:
+    return _filled(
+        narrow_table("Acceptance", ("method",), ("τ", "α (tested)", "α by position")),
+        entries,
+        lambda entry: (
+            entry["algorithm"],
+            number(entry["mean_accepted_length"]),
+            rate(entry["acceptance_rate"], entry["tested"]),
+            " ".join(number(each) for each in entry["acceptance_by_position"][:_POSITIONS]) or "–",
+        ),
+    )
+
+
+def _rounds(entries: Sequence[Entry]) -> Table:
+    return _filled(
+        narrow_table("Time of a round, ms", ("method",), ("rounds", "draft", "verify", "other", "share of other")),
+        entries,
+        lambda entry: (
             entry["algorithm"],
             str(entry["rounds"]),
-            *(number(1000 * split[part] if split[part] is not None else None) for part in split),
-            "–" if entry["other_share"] is None else f"{entry['other_share']:.1%}",
+            *(number(None if spent is None else 1000 * spent) for spent in entry["per_round"].values()),
+            share(entry["other_share"]),
+        ),
+    )
+
+
+def _predictions(entries: Sequence[Entry]) -> Table:
+    headings = ("c", "verify cost", "predicted", "with verify cost", "measured")
+    return _filled(
+        narrow_table("Speedup that acceptance and costs predict", ("method",), headings),
+        entries,
+        lambda entry: (
+            entry["algorithm"],
             number(entry["cost_coefficient"], 3),
             times(entry["verify_cost"]),
             times(entry["predicted_speedup"]),
             times(entry["predicted_with_verify_cost"]),
             times(entry["speedup"]),
-        )
-    return table
+        ),
+    )
 
 
-def _categories(entries: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="By category", title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("setting", "category", "method"):
-        table.add_column(heading)
-    for heading in ("prompts", "speedup", "95 %", "α", "τ"):
-        table.add_column(heading, justify="right")
-    for entry in entries:
-        if entry["drafted"]:
-            table.add_row(
-                entry["setting"],
-                entry["category"],
-                entry["algorithm"],
-                str(entry["prompts"]),
-                times(entry["speedup"]),
-                interval(entry["speedup_interval"]),
-                number(entry["acceptance_rate"]),
-                number(entry["mean_accepted_length"]),
-            )
-    return table
+def _categories(entries: Sequence[Entry]) -> Table:
+    return _filled(
+        narrow_table("By category", ("category", "method"), ("prompts", "speedup", "95 %", "τ", "α (tested)")),
+        entries,
+        lambda entry: (
+            entry["category"],
+            entry["algorithm"],
+            str(entry["prompts"]),
+            times(entry["speedup"]),
+            interval(entry["speedup_interval"]),
+            number(entry["mean_accepted_length"]),
+            rate(entry["acceptance_rate"], entry["tested"]),
+        ),
+    )
 
 
-def _notes(result: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> list[Text]:
+def _notes(result: Mapping[str, Any], entries: Sequence[Entry]) -> list[Text]:
     ceiling, lines = result["ceiling"], []
     if ceiling["share_reached"] is not None:
         lines.append(
             f"memory bandwidth {ceiling['read_bytes_per_s'] / 1e9:.1f} GB/s allows plain decoding "
             f"{ceiling['tokens_per_s']:.1f} tokens/s; {ceiling['share_reached']:.0%} of that was reached"
         )
+    if (count := max(entry["prompts"] for entry in entries)) < FEW:
+        lines.append(f"few prompts ({count}): the intervals say little of others")
     for entry in entries:
         lines += [
             f"{entry['algorithm']}, {entry['setting']}: {item['prompt_id']} differs from token {item['position']} on; "
@@ -111,34 +157,3 @@ def _notes(result: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> l
             for item in entry["identical"]["differences"]
         ]
     return [Text(line, style="dim") for line in lines]
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    """A number, or a dash where there is none."""
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
-def times(value: float | None) -> str:
-    """A ratio."""
-    return "–" if value is None else f"{value:.2f}×"
-
-
-def interval(ends: Sequence[float] | None) -> str:
-    """An interval of ratios."""
-    return "–" if ends is None else f"{ends[0]:.2f}–{ends[1]:.2f}"
-
-
-def rules(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The acceptance rules of some rows; one that is lossy says so."""
-    return ", ".join(dict.fromkeys(rule_label(row["verifier"], lossless=row["lossless"]) for row in rows))
-
-
-def identical(entry: Mapping[str, Any]) -> str:
-    """How many texts are plain decoding's."""
-    if not entry["lossless"]:
-        return "lossy"
-    facts = entry["identical"]
-    if not facts["promised"]:
-        return "in law"
-    ties = f" +{facts['within_tie_rule']} ties" if facts["within_tie_rule"] else ""
-    return f"{facts['same']}/{facts['texts']}{ties}"

@@ -26,7 +26,8 @@ class EffortFlags:
     """How much is checked."""
 
     prompts: Path | None = None
-    """JSONL file of prompts, each line with "prompt", "text" or "turns"; by default a dozen built-in ones."""
+    """File of prompts: JSON lines or an array of {"prompt"}, {"text"}, {"turns"}, {"messages"} or {"conversations"}, or
+    plain text with one question a line; by default built-in ones, unlike one another."""
     also: str = ""
     """More drafting methods whose texts are compared, separated by commas; each takes the options it has."""
     scope: AuditScope = "all"
@@ -71,7 +72,7 @@ def audit(
         effort: how much is checked.
         as_json: print one JSON object as the last line.
     """
-    from outrider.audit import BUILT_IN, Effort, check_lossless, read_prompts
+    from outrider.audit import Effort, check_lossless, read_prompts
     from outrider.audit import audit as run  # takes seconds, which --help and bad flags need not wait for
 
     methods = [name.strip() for name in effort.also.split(",") if name.strip()]
@@ -87,11 +88,12 @@ def audit(
         seed=effort.seed,
         workers=effort.processes,
     )
-    texts = read_prompts(effort.prompts) if effort.prompts else BUILT_IN
+    prompts = read_prompts(effort.prompts)
     parts = _load(model, plan)
     if parts.tokenizer is None:
         raise ConfigError("this model has no tokenizer, which an audit needs for its prompts")
-    encoded = [parts.tokenizer.encode(text) for text in texts]
+    chat = bool(parts.tokenizer.chat_template)
+    encoded = [prompt.encode(parts.tokenizer, chat=chat) for prompt in prompts]
     engines = [replace(parts, config=each.config) for each in others]
     report = run(parts, encoded, model=model.model, others=engines, effort=amount, progress=output.side())
     _print(report, as_json)

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 class WorkFlags:
     """What is run."""
 
-    prompts: Path
-    """JSONL file of prompts, {"id", "category", "turns"} a line; the first turn is asked."""
+    prompts: Path | None = None
+    """File of prompts: JSON lines or an array of {"prompt"}, {"text"}, {"turns"}, {"messages"} or {"conversations"}, or
+    plain text with one question a line; by default a few built-in ones of each kind."""
     max_tokens: int = 128
     """Most tokens of each output."""
     select: str | None = None
@@ -36,7 +37,7 @@ class WorkFlags:
     seed: int = 0
     """Seed of the sampled texts and of the order of the methods."""
     chat: Annotated[bool | None, Parameter(negative="--raw")] = None
-    """Put prompts through the chat template, as is done by default where there is one; --raw does not."""
+    """Put conversations through the chat template, as is done by default where there is one; --raw does not."""
 
     def request(
         self, model: ModelFlags, arms: Sequence[Arm], temperatures: Sequence[float], top_ps: Sequence[float]
@@ -61,6 +62,9 @@ class WorkFlags:
             seed=self.seed,
             chat=self.chat,
         )
+
+
+WORK: Final = WorkFlags()
 
 
 @Parameter(name="*")
@@ -96,7 +100,7 @@ GRID: Final = GridFlags()
 def bench(
     *,
     model: ModelFlags,
-    work: WorkFlags,
+    work: WorkFlags = WORK,
     grid: GridFlags = GRID,
     methods: MethodFlags = METHOD,
     json_file: Annotated[Path | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import closing
-from typing import TYPE_CHECKING, Annotated
+import dataclasses
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Annotated, Final
 
-from cyclopts import Parameter
+from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
-from outrider.cli import output
-from outrider.cli.options import CACHE, SAMPLING, SPECULATION, CacheFlags, ModelFlags, SamplingFlags, SpeculationFlags
-from outrider.errors import NumericsError, RequestError
-from outrider.sampling.params import SamplingParams
+from outrider.cli import figures, output
+from outrider.cli.failures import sentence
+from outrider.cli.help import OUTPUT
+from outrider.cli.options import CACHE, SPECULATION, CacheFlags, ModelFlags, SpeculationFlags
+from outrider.cli.sampling import SamplingFlags
+from outrider.cli.terminal import Wrap, reader
+from outrider.drafters.base import named_models
+from outrider.errors import ConfigError, NumericsError, RequestError
+from outrider.kernels.native import cpu
+from outrider.metrics import RowCosts
+from outrider.target.loading import find
 
 if TYPE_CHECKING:
     from outrider.completion import Choice
     from outrider.llm import LLM
+
+SAMPLING: Final = SamplingFlags()
+"""Defaults of the signature."""
 
 
 def chat(
@@ -25,41 +38,40 @@ def chat(
     sampling: SamplingFlags = SAMPLING,
     speculation: SpeculationFlags = SPECULATION,
     cache: CacheFlags = CACHE,
-    system: Annotated[str | None, Parameter(help="System message of the conversation.")] = None,
+    system: Annotated[str | None, Parameter(metavar="TEXT", group=OUTPUT)] = None,
+    verbose: Annotated[bool, Parameter(negative="", group=OUTPUT)] = False,
 ) -> int:
-    """Talk to a model; accepted drafts are shown in another shade.
-
-    Ctrl-C stops an answer, /reset forgets the conversation, /exit or ctrl-D ends.
+    """Talk to a model; accepted drafts are shown in another shade. /help lists what can be typed.
 
     Args:
         model: which model, and how it is run.
         sampling: how tokens are chosen.
         speculation: how to speculate.
         cache: what is kept between requests.
-        system: system message of the conversation.
+        system: System message of the conversation.
+        verbose: Tell the figures behind the speedup too.
     """
-    params, plan = sampling.params(), speculation.chosen(model.model)
+    sampling.params()  # refused before the model is loaded, not after
+    lines, plan = reader(), speculation.chosen(model.model)
     llm = model.load(plan, cache)
-    opening = [{"role": "system", "content": system}] if system else []
-    llm.encode_chat([*opening, {"role": "user", "content": "?"}])  # a model without a template is refused at once
-    conversation = Conversation(llm, params, opening, output.screen())
-    if sys.stdin.isatty():
-        output.side().print("ctrl-C stops an answer · /reset forgets · /exit ends", style="dim")
-    while (line := _read_line()) is not None:
-        if not conversation.take(line.strip()):
+    conversation = Conversation(llm, sampling, system, output.screen(), verbose=verbose)
+    side = output.side()
+    if side.is_terminal:
+        side.print(banner(llm, find(model.model)[1]), style="bold")
+        side.print("/help lists commands · ctrl-C stops an answer · ctrl-D ends", style="dim")
+    while (line := lines.read()) is not None:
+        if not conversation.take(line):
             break
     return 0
 
 
-def _read_line() -> str | None:
-    """The next line the user writes; None at the end."""
-    try:
-        return input("> " if sys.stdin.isatty() else "")
-    except EOFError:
-        return None
-    except KeyboardInterrupt:  # at the prompt there is no answer to stop
-        sys.stdout.write("\n")
-        return ""
+def banner(llm: LLM, name: str) -> str:
+    """Model, drafter and backend on one line."""
+    config, target = llm.drafter_config, llm.engine.target
+    drafts = " with ".join((config.method, ", ".join(named_models(config)))) if named_models(config) else config.method
+    own = getattr(target, "own_threads", False)
+    runs = f"native ({cpu.kernel_name()}, {cpu.threads()} threads)" if own else f"hf on {target.device}"
+    return f"{name} · {drafts} · {runs}"
 
 
 class Conversation:
@@ -67,62 +79,156 @@ class Conversation:
 
     Args:
         llm: the model.
-        params: how tokens are chosen.
-        opening: messages before the user's first.
+        flags: how tokens are chosen.
+        system: the system message, if any.
         console: where answers go.
+        verbose: tell the figures behind the speedup too.
+
+    Raises:
+        ModelError: the model has no chat template.
     """
 
-    def __init__(self, llm: LLM, params: SamplingParams, opening: list[dict[str, str]], console: Console) -> None:
-        self._llm, self._params, self._console = llm, params, console
-        self._opening = opening
-        self.messages = list(opening)
+    def __init__(
+        self, llm: LLM, flags: SamplingFlags, system: str | None, console: Console, *, verbose: bool = False
+    ) -> None:
+        self._llm, self._flags, self._system, self._console, self._verbose = llm, flags, system, console, verbose
+        self._plain: RowCosts | None = None
+        self._reset()
+        llm.encode_chat([*self.messages, {"role": "user", "content": "?"}])
 
     def take(self, line: str) -> bool:
-        """Handle one line; False ends the conversation."""
-        if line == "/exit":
+        """Handle one message or command; False ends the conversation."""
+        line = line.strip()
+        if not line.startswith("/") or "\n" in line:
+            if line:
+                self._answer(line)
+            return True
+        name, _, rest = line.partition(" ")
+        if name in ENDS:
             return False
-        if line == "/reset":
-            self.messages = list(self._opening)
-            output.side().print("forgotten", style="dim")
-        elif line.startswith("/"):
-            output.side().print(f"there is no command {line.split()[0]}; there are: /reset, /exit", style="dim")
-        elif line:
-            self._answer(line)
+        if name in COMMANDS:
+            COMMANDS[name][1](self, rest.strip())
+        else:
+            self._say(f"there is no command {name}; there are: {', '.join((*COMMANDS, *ENDS))}")
         return True
+
+    def help(self, rest: str) -> None:
+        """Tell what can be typed."""
+        for name, (text, _) in COMMANDS.items():
+            self._say(f"{name:<9}{text}")
+        self._say(f"{ENDS[0]:<9}end, as ctrl-D does")
+        self._say('"""      begin a message of several lines; """ ends it, and alt-enter begins a line anywhere')
+        self._say("ctrl-C   stop an answer")
+
+    def reset(self, rest: str) -> None:
+        """Forget everything but the system message."""
+        self._reset()
+        self._say("forgotten")
+
+    def say_otherwise(self, rest: str) -> None:
+        """Begin again with another system message, or none."""
+        self._system = rest or None
+        self._reset()
+        self._say("forgotten; there is " + ("a new system message" if rest else "no system message now"))
+
+    def set(self, rest: str) -> None:
+        """Change one sampling option, or show them all."""
+        name, _, value = rest.partition(" ")
+        if not name:
+            for item in dataclasses.fields(self._flags):
+                self._say(f"{item.name.replace('_', '-'):<22}{getattr(self._flags, item.name)}")
+            return
+        try:
+            changed = _changed(self._flags, name, value.strip())
+            changed.params()
+        except (ConfigError, CycloptsError) as error:
+            self._say(sentence(error) if isinstance(error, CycloptsError) else str(error))
+        else:
+            self._flags = changed
+
+    def _reset(self) -> None:
+        self.messages = [{"role": "system", "content": self._system}] if self._system else []
+
+    def _say(self, text: str) -> None:
+        output.side().print(text, style="dim")
 
     def _answer(self, line: str) -> None:
         """Ask, stream the answer, remember both; a refused question is forgotten, a stopped answer kept as it is."""
         self.messages.append({"role": "user", "content": line})
         before = self._llm.engine.seconds.copy()
         try:
-            said, choice = self._stream()
+            tokens = self._llm.encode_chat(self.messages)
+            said, choice = self._stream(tokens)
         except RequestError as error:
             self.messages.pop()
-            output.side().print(f"{error}; /reset starts over", style="dim")
+            self._say(f"{error}; /reset starts over")
             return
         self.messages.append({"role": "assistant", "content": said})
         if choice is None:
-            output.side().print("stopped", style="dim")
+            self._say("stopped")
         elif choice.error is not None:
             raise NumericsError(choice.error)
         else:
             spent = self._llm.engine.seconds.minus(before)
-            output.side().print(output.figures_line(choice.speculation, spent, self._llm.verifier), style="dim")
+            params = self._flags.params()
+            if (cut := figures.cut_notice(choice, params, self._llm.engine.target.context_length)) is not None:
+                self._say(cut)
+            if self._plain is None and figures.wants_plain_rounds(choice.speculation, spent):
+                with suppress(KeyboardInterrupt):  # the answer is there; only a figure would be missing
+                    self._plain = figures.plain_costs(self._llm, tokens, choice, params)
+            for told in figures.lines(self._llm, choice.speculation, spent, self._plain, verbose=self._verbose):
+                self._say(told)
 
-    def _stream(self) -> tuple[str, Choice | None]:
+    def _stream(self, tokens: list[int]) -> tuple[str, Choice | None]:
         """Print the answer as it comes; no choice where the user stopped it."""
         assert self._llm.tokenizer is not None
-        shades, said, choice = output.Shades(self._llm.tokenizer), "", None
-        tokens = self._llm.encode_chat(self.messages)
-        with closing(self._llm.stream(tokens, self._params)) as chunks:  # type: ignore[type-var]
+        said, choice, params = "", None, self._flags.params()
+        shades = output.Shades(self._llm.tokenizer, skip_special_tokens=params.skip_special_tokens)
+        wrap = Wrap(lambda: self._console.width) if self._console.is_terminal else None
+        with closing(self._llm.stream(tokens, params)) as chunks:
             try:
                 for chunk in chunks:
                     said, choice = said + chunk.text, chunk.choice
                     for text, drafted in shades.split(chunk):
-                        self._console.print(text, end="", style=output.ACCEPTED_STYLE if drafted else None)
-                    self._console.file.flush()
+                        self._print(wrap.feed(text, drafted) if wrap else [(text, drafted)])
             except KeyboardInterrupt:
                 choice = None
-        self._console.print()
-        self._console.file.flush()
+        self._print([*(wrap.flush() if wrap else ()), ("\n", False)])
         return said, choice
+
+    def _print(self, pieces: Iterable[tuple[str, bool]]) -> None:
+        """Print pieces of an answer, drafted ones in another shade."""
+        for drafted, alike in groupby(pieces, key=itemgetter(1)):
+            text = "".join(piece for piece, _ in alike)
+            self._console.print(text, end="", style=output.ACCEPTED_STYLE if drafted else None)
+        self._console.file.flush()
+
+
+def _changed(flags: SamplingFlags, name: str, value: str) -> SamplingFlags:
+    """The same flags but for one, read as the command line reads it.
+
+    Raises:
+        CycloptsError: there is no such option, or it takes no such value.
+    """
+    parser = App(help_flags=[], version_flags=[])
+
+    @parser.default
+    def read(*, flags: SamplingFlags = SAMPLING) -> SamplingFlags:
+        return flags
+
+    field = name.removeprefix("--").replace("-", "_")
+    option = f"--{field.replace('_', '-')}"
+    words = [f"{option}={value}" if value else option]
+    given = parser(words, result_action="return_value", exit_on_error=False, print_error=False)
+    return dataclasses.replace(flags, **{field: getattr(given, field)})
+
+
+COMMANDS: Final[dict[str, tuple[str, Callable[[Conversation, str], None]]]] = {
+    "/help": ("this list", Conversation.help),
+    "/reset": ("forget the conversation", Conversation.reset),
+    "/system": ("TEXT: begin again with this system message; without a text, with none", Conversation.say_otherwise),
+    "/set": ("OPTION VALUE: change how tokens are chosen; /set alone shows the options", Conversation.set),
+}
+"""What can be typed in place of a message: its meaning, and what does it."""
+ENDS: Final = ("/exit", "/quit", "/bye")
+"""What ends the conversation."""

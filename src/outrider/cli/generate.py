@@ -3,74 +3,103 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from outrider.cli import output
-from outrider.cli.options import CACHE, SAMPLING, SPECULATION, CacheFlags, ModelFlags, SamplingFlags, SpeculationFlags
+from outrider.cli import figures, output
+from outrider.cli.help import OUTPUT
+from outrider.cli.options import CACHE, SPECULATION, CacheFlags, ModelFlags, Plan, SpeculationFlags
+from outrider.cli.sampling import CompletionFlags
 from outrider.errors import ConfigError, NumericsError, RequestError
+from outrider.metrics import SpeculationStats
 from outrider.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from outrider.completion import Choice
     from outrider.llm import LLM
 
+STANDARD_INPUT: Final = "-"
+
+
+@Parameter(name="*", group=OUTPUT)
+@dataclass(frozen=True, kw_only=True)
+class OutputFlags:
+    """Where the prompt comes from, and what is printed."""
+
+    prompt_file: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    """Read the prompt from a file."""
+    chat: Annotated[bool | None, Parameter(negative="--raw")] = None
+    """Use the chat template; else where there is one."""
+    verbose: Annotated[bool, Parameter(negative="")] = False
+    """Tell the figures behind the speedup too."""
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
+    """Print one JSON object, errors included."""
+
+
+SAMPLING: Final = CompletionFlags()
+SHOWN: Final = OutputFlags()
+"""Defaults of the signature."""
+
 
 def generate(
-    prompt: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    prompt: str | None = None,
     /,
     *,
     model: ModelFlags,
-    sampling: SamplingFlags = SAMPLING,
+    sampling: CompletionFlags = SAMPLING,
     speculation: SpeculationFlags = SPECULATION,
     cache: CacheFlags = CACHE,
-    prompt_file: Path | None = None,
-    chat: Annotated[bool | None, Parameter(negative="--raw")] = None,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    shown: OutputFlags = SHOWN,
 ) -> int:
     """Complete one prompt.
 
     Args:
-        prompt: the text; - reads standard input.
+        prompt: The text; - or none reads standard input.
         model: which model, and how it is run.
         sampling: how tokens are chosen.
         speculation: how to speculate.
         cache: what is kept between requests.
-        prompt_file: read the prompt from this file.
-        chat: put the prompt through the model's chat template, as is done by default where it has one; --raw does not.
-        as_json: print one JSON object instead of the text.
+        shown: where the prompt comes from, and what is printed.
     """
-    text = read_prompt(prompt, prompt_file)
+    text = read_prompt(prompt, shown.prompt_file)
     params, plan = sampling.params(), speculation.chosen(model.model)
     llm = model.load(plan, cache)
-    tokens = encode(llm, text, chat)
-    choice = _stream(llm, tokens, params, silent=as_json)
-    seconds = llm.engine.seconds
-    if as_json:
-        output.write_json(output.result(choice, len(tokens), plan.facts, seconds))
+    tokens = encode(llm, text, shown.chat)
+    if shown.as_json:
+        _print_json(llm, tokens, params, plan)
     else:
-        output.side().print(output.figures_line(choice.speculation, seconds, plan.verifier), style="dim")
+        _print_text(llm, tokens, params, verbose=shown.verbose)
     return 0
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     """The prompt's text, from wherever the user put it.
 
+    Args:
+        prompt: the text; ``-`` is standard input, and so is None where no terminal is there and no file is named.
+        prompt_file: a file that holds it; ``-`` likewise.
+
     Raises:
         ConfigError: there is none, there are two, or the file cannot be read.
         RequestError: it is empty.
     """
-    if (prompt is None) == (prompt_file is None):
-        raise ConfigError("give one prompt: as an argument, as - for standard input, or with --prompt-file")
+    if prompt is not None and prompt_file is not None:
+        raise ConfigError("give one prompt: as an argument or with --prompt-file, not both")
+    text = None if prompt == STANDARD_INPUT else prompt
+    file = None if prompt_file == Path(STANDARD_INPUT) else prompt_file
+    nobody = prompt is None and prompt_file is None and sys.stdin is not None and sys.stdin.isatty()
+    if text is None and file is None and (nobody or sys.stdin is None):
+        raise ConfigError("give a prompt: as an argument, with --prompt-file, or through a pipe")
     try:
-        if prompt_file is not None:
-            text = prompt_file.read_text(encoding="utf-8")
-        else:
-            text = sys.stdin.read() if prompt == "-" else str(prompt)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the prompt in {prompt_file or 'standard input'} cannot be read: {error}") from error
+        if text is None:
+            text = sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # no text, or no path
+        raise ConfigError(f"the prompt in {file or 'standard input'} cannot be read: {error}") from error
     if not text.strip():
         raise RequestError("the prompt is empty; give it at least one word")
     return text
@@ -82,18 +111,77 @@ def encode(llm: LLM, text: str, chat: bool | None) -> list[int]:
     return llm.encode_chat([{"role": "user", "content": text}]) if templated else llm.encode(text)
 
 
-def _stream(llm: LLM, tokens: list[int], params: SamplingParams, *, silent: bool) -> Choice:
-    """Complete, printing the text as it comes."""
+def _print_json(llm: LLM, tokens: list[int], params: SamplingParams, plan: Plan) -> None:
+    completion = llm.generate(tokens, params)[0]
+    for choice in completion.choices:
+        _check(choice)
+    output.write_json(figures.result(completion, plan.facts, llm.tokenizer))
+
+
+def _print_text(llm: LLM, tokens: list[int], params: SamplingParams, *, verbose: bool) -> None:
+    """Print the text as it comes, or several texts one after the other; all else goes to standard error."""
+    if params.n == 1 and params.prompt_logprobs is None:
+        choices, told = [_stream(llm, tokens, params)], []
+    else:
+        done = llm.generate(tokens, params)[0]
+        choices, told = list(done.choices), [done.prompt_logprobs]
+        for choice in choices:
+            _check(choice)
+            sys.stdout.write(f"[{choice.index + 1}] {choice.text}\n" if params.n > 1 else f"{choice.text}\n")
+    sys.stdout.flush()
+    side = output.side()
+    for logprobs in (*told, *(choice.logprobs for choice in choices)):
+        if logprobs is not None:
+            side.print(_table(llm, logprobs))
+    for choice in choices:
+        if (cut := figures.cut_notice(choice, params, llm.engine.target.context_length)) is not None:
+            side.print(cut)
+    _print_figures(llm, tokens, choices, params, verbose=verbose)
+
+
+def _print_figures(
+    llm: LLM, tokens: Sequence[int], choices: Sequence[Choice], params: SamplingParams, *, verbose: bool
+) -> None:
+    stats, seconds, plain = SpeculationStats(), llm.engine.seconds.copy(), None
+    for choice in choices:
+        stats.merge(choice.speculation)
+    if figures.wants_plain_rounds(stats, seconds):
+        with suppress(KeyboardInterrupt):  # the text is there; only a figure would be missing
+            plain = figures.plain_costs(llm, tokens, choices[0], params)
+    for line in figures.lines(llm, stats, seconds, plain, verbose=verbose):
+        output.side().print(line, style="dim")
+
+
+def _stream(llm: LLM, tokens: list[int], params: SamplingParams) -> Choice:
     whole = None
     for chunk in llm.stream(tokens, params):
-        if not silent:
-            sys.stdout.write(chunk.text)
-            sys.stdout.flush()
-        whole = chunk.choice
-    if not silent:
-        sys.stdout.write("\n")
+        sys.stdout.write(chunk.text)
         sys.stdout.flush()
+        whole = chunk.choice
+    sys.stdout.write("\n")
     assert whole is not None
-    if whole.error is not None:
-        raise NumericsError(whole.error)
+    _check(whole)
     return whole
+
+
+def _check(choice: Choice) -> None:
+    """Raise what ended a text.
+
+    Raises:
+        NumericsError: the model's logits are not numbers.
+    """
+    if choice.error is not None:
+        raise NumericsError(choice.error)
+
+
+def _table(llm: LLM, told: Sequence[Any]) -> Any:
+    """Tokens with their log-probabilities, and the likeliest beside each."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table("token", "log-probability", "likeliest there", box=SIMPLE_HEAD)
+    for token in told:
+        if token is not None:
+            best = ", ".join(f"{figures.token_text(other, llm.tokenizer)!r} {value:.2f}" for other, value in token.top)
+            table.add_row(repr(figures.token_text(token.token_id, llm.tokenizer)), f"{token.logprob:.2f}", best)
+    return table

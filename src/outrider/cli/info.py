@@ -1,50 +1,115 @@
-"""``outrider info``: versions, hardware, drafting methods with their options, acceptance rules."""
+"""``outrider info``: versions and hardware at once; drafting methods with their options, and acceptance rules."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
-from outrider.bench.machine import facts
+from outrider.bench.machine import facts, quick_facts
 from outrider.cli import output
-from outrider.cli.options import options_of
-from outrider.drafters.base import config_class, methods
-from outrider.target.backends import backends
-from outrider.target.loading import models_folder
-from outrider.verify import registered, rule_label
+from outrider.kernels.native import cpu, kernel_names
+from outrider.target.models_folder import models_folder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_NVIDIA: Final = Path("/proc/driver/nvidia/gpus")
+_PATIENCE_S: Final = 5.0
 
 
-def info(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
-    """Show versions, hardware, drafting methods with their options, and what each acceptance rule is exact for.
+def info(
+    *,
+    methods: Annotated[bool, Parameter(negative="")] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Show versions and hardware; with --methods drafting methods, their options, and acceptance rules.
 
     Args:
-        as_json: print one JSON object instead of tables.
+        methods: show drafting methods with their options, and what each acceptance rule is exact for.
+        as_json: print everything as one JSON object.
     """
-    gathered = {
-        "machine": facts(),
-        "models_folder": str(models_folder()),
+    if as_json:
+        output.write_json({"machine": facts(), "models_folder": str(models_folder())} | _methods())
+    elif methods:
+        _show_methods(_methods(), output.screen())
+    else:
+        _show_machine(output.screen())
+    return 0
+
+
+def _show_machine(console: Console) -> None:
+    """Nine lines, for which neither torch nor transformers is imported."""
+    machine = quick_facts()
+    threads = "" if cpu is None else f", {cpu.threads()} threads for the kernels"
+    others = [name for name in kernel_names() if name != machine["kernels"]]
+    choice = f" (--kernels also takes {', '.join(others)})" if others else ""
+    memory = machine["memory_bytes"]
+    for name, value in (
+        ("versions", ", ".join(f"{package} {version}" for package, version in machine["versions"].items())),
+        ("python", f"{machine['python']} on {machine['system']}"),
+        ("cpu", f"{machine['cpu']}, {machine['usable_cores']} cores{threads}"),
+        ("kernels", f"{machine['kernels']}{choice}"),
+        ("gpu", ", ".join(_gpus()) or "none"),
+        ("memory", "unknown" if memory is None else f"{memory / 2**30:.1f} GiB"),
+        ("backends", "hf" if cpu is None else "native, hf"),
+        ("models in", f"{models_folder()} (outrider models lists them)"),
+        ("methods", "outrider info --methods lists drafting methods, their options, and acceptance rules"),
+    ):
+        console.print(f"{name:<10} {value}")
+
+
+def _gpus() -> list[str]:
+    """Names of NVIDIA's GPUs as the driver has them; whether torch can use them is the build's matter."""
+    found = []
+    for file in sorted(_NVIDIA.glob("*/information")):
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    tool = shutil.which("nvidia-smi")
+    if found or tool is None:
+        return found
+    try:
+        words = [tool, "--query-gpu=name", "--format=csv,noheader"]
+        asked = subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in asked.stdout.splitlines() if line.strip()]
+
+
+def _methods() -> dict[str, Any]:
+    from outrider.drafters.base import methods
+    from outrider.target.backends import backends
+    from outrider.verify import registered
+
+    return {
         "backends": backends(),
         "drafters": {name: _drafter(name) for name in methods()},
         "verifiers": {name: _verifier(rule) for name, rule in registered().items()},
     }
-    if as_json:
-        output.write_json(gathered)
-    else:
-        _show(gathered, output.screen())
-    return 0
 
 
 def _drafter(name: str) -> dict[str, Any]:
+    from outrider.cli.method_options import options_of, spellings
+    from outrider.drafters.base import config_class
+
     config = config_class(name)
     text = (config.__doc__ or "").strip().splitlines()
     return {
         "summary": text[0] if text else "",
         "options": [
-            {"flag": f"--{each.flag}", "default": each.default, "low": each.low, "high": each.high, "help": each.help}
+            {
+                "flag": each.shown,
+                "spellings": list(spellings(each.flag)),
+                "default": each.default,
+                "low": each.low,
+                "high": each.high,
+                "help": each.help,
+            }
             for each in options_of(config)
         ],
     }
@@ -60,25 +125,17 @@ def _verifier(rule: Any) -> dict[str, Any]:
     }
 
 
-def _show(gathered: dict[str, Any], console: Console) -> None:
-    machine = gathered["machine"]
-    gpus = ", ".join(machine["gpus"]) or "none"
-    for name, value in (
-        ("versions", ", ".join(f"{package} {version}" for package, version in machine["versions"].items())),
-        ("python", f"{machine['python']} on {machine['system']}"),
-        ("cpu", f"{machine['cpu']}, {machine['usable_cores']} cores, {machine['threads']} threads in use"),
-        ("kernels", machine["kernels"]),
-        ("gpu", gpus),
-        ("memory", "unknown" if machine["memory_bytes"] is None else f"{machine['memory_bytes'] / 2**30:.1f} GiB"),
-        ("backends", ", ".join(gathered["backends"])),
-        ("models in", gathered["models_folder"]),
-    ):
-        console.print(f"{name:<10} {value}")
+def _show_methods(gathered: dict[str, Any], console: Console) -> None:
+    from outrider.cli.method_options import all_options, options_of, spellings
+    from outrider.drafters.base import config_class
+    from outrider.verify import rule_label
+
     drafters = Table("method", "flag", "default", "bounds", "meaning", title="Drafting methods", box=SIMPLE_HEAD)
     for name in gathered["drafters"]:
-        for place, each in enumerate(options_of(config_class(name))):
-            drafters.add_row("" if place else name, f"--{each.flag}", each.shown_default, each.bounds, each.help)
-        if not options_of(config_class(name)):
+        options = options_of(config_class(name))
+        for place, each in enumerate(options):
+            drafters.add_row("" if place else name, each.shown, each.shown_default, each.bounds, each.help)
+        if not options:
             drafters.add_row(name, "–", "", "", gathered["drafters"][name]["summary"])
     console.print(drafters)
     rules = Table(
@@ -92,3 +149,8 @@ def _show(gathered: dict[str, Any], console: Console) -> None:
             rule["drafts_are"],
         )
     console.print(rules)
+    longer = Table("flag", "also spelt", title="Other spellings", box=SIMPLE_HEAD)
+    for flag in ("speculative-algorithm", "speculative-draft-quantization", *all_options()):
+        first, *others = spellings(flag)
+        longer.add_row(first, ", ".join(others))
+    console.print(longer)

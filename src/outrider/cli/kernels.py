@@ -18,7 +18,7 @@ _SHOWN: Final = ("1", "2", "4", "8", "12", "16", "32", "64")
 
 def kernels(
     *,
-    model: str | None = None,
+    model: Annotated[str | None, Parameter(alias="-m")] = None,
     quantization: str = "none",
     threads: int | None = None,
     repeat: int = 7,
@@ -41,8 +41,8 @@ def kernels(
     from outrider.target.loading import find
     from outrider.target.native import NativeModel
 
-    if (threads is not None and threads < 1) or repeat < 1:
-        raise ConfigError("--threads and --repeat must be at least 1")
+    if repeat < 1:
+        raise ConfigError(f"--repeat must be at least 1, not {repeat}")
     if threads is not None:
         set_threads(threads)
     options = LoadOptions(backend="native", quantization=quantization)

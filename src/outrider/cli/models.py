@@ -15,7 +15,7 @@ from rich.table import Table
 from outrider.cli import output
 from outrider.errors import ModelError
 from outrider.target.gguf import read_gguf
-from outrider.target.loading import models_folder, named_models
+from outrider.target.models_folder import models_folder, named_models
 
 
 def models(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:

@@ -1,29 +1,21 @@
-"""Flags that subcommands share; those of drafting methods are made from the methods' own config dataclasses."""
+"""Flags that subcommands share: the model and how it is run, what is kept, and how to speculate."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, cast, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import torch
 from cyclopts import Parameter
 
+from outrider.cli import help as groups
+from outrider.cli import output
+from outrider.cli.method_options import Option, all_options, options_of, spellings, with_method_options
 from outrider.config import AUTOMATIC, CacheConfig, Speculation
-from outrider.drafters.base import (
-    MODELS_FLAG,
-    DrafterConfig,
-    automatic_config,
-    changed,
-    config_class,
-    make_config,
-    methods,
-)
+from outrider.drafters.base import MODELS_FLAG, DrafterConfig, automatic_config, changed, make_config
 from outrider.errors import ConfigError
-from outrider.kernels.native import set_threads
-from outrider.sampling.params import SamplingParams
+from outrider.kernels.native import set_threads, use_kernels
 from outrider.target.loading import heads_beside
 from outrider.verify import Verifier, check_exact, make_verifier, registered, rule_label
 
@@ -31,61 +23,78 @@ if TYPE_CHECKING:
     from outrider.llm import LLM
     from outrider.target.backends import LoadOptions
 
-T = TypeVar("T")
+__all__ = [
+    "CACHE",
+    "METHOD",
+    "RULES",
+    "SPECULATION",
+    "CacheFlags",
+    "MethodFlags",
+    "ModelFlags",
+    "Option",
+    "Plan",
+    "SpeculationFlags",
+    "all_options",
+    "chosen_config",
+    "options_of",
+]
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=groups.MODEL)
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags:
     """Which model, and how it is run."""
 
-    model: str
-    """Folder, hub id, .gguf file, or the name of a model in the models folder."""
-    dtype: str = "auto"
-    """Precision on the hf backend: auto, float32, bfloat16 or float16."""
-    device: str = "auto"
+    model: Annotated[str, Parameter(alias="-m", metavar="NAME")]
+    """Folder, hub id, .gguf file or name."""
+    backend: Annotated[str, Parameter(metavar="NAME")] = "auto"
+    """native, hf, or auto: the best of them."""
+    device: Annotated[str, Parameter(metavar="NAME")] = "auto"
     """auto, cpu or cuda."""
-    backend: str = "auto"
-    """What runs the model: native, hf, or auto for the best that serves it."""
-    quantization: str = "none"
-    """What the native backend makes of the weights: none, w8 or w4."""
-    speculative_draft_quantization: str = "auto"
-    """The same for draft models; auto is w4, which changes the acceptance rate alone."""
-    context_length: int | None = None
-    """Most tokens of prompt and output together; by default the model's own limit."""
-    threads: int | None = None
-    """CPU threads; by default the physical cores this process may use."""
+    dtype: Annotated[str, Parameter(metavar="NAME")] = "auto"
+    """On hf: float32, bfloat16, float16."""
+    quantization: Annotated[str, Parameter(metavar="NAME")] = "none"
+    """Of native's weights: none, w8 or w4."""
+    speculative_draft_quantization: Annotated[
+        str, Parameter(name=spellings("speculative-draft-quantization"), metavar="NAME", group=groups.SPECULATION)
+    ] = "auto"
+    """Of draft models: none, w8, w4; auto is w4."""
+    context_length: Annotated[int | None, Parameter(metavar="N")] = None
+    """Most tokens in all; else the model's limit."""
+    threads: Annotated[int | None, Parameter(metavar="N")] = None
+    """CPU threads; else one per physical core."""
+    kernels: Annotated[str | None, Parameter(metavar="NAME")] = None
+    """CPU instruction set: see outrider info."""
 
     def use_threads(self) -> None:
-        """Set the thread count where one was asked for.
+        """Set the thread count and the CPU kernels where they were asked for.
 
         Raises:
-            ConfigError: it is not positive.
+            ConfigError: there may not be so many threads, or this CPU has no such kernels.
         """
-        if self.threads is None:
-            return
-        if self.threads < 1:
-            raise ConfigError(f"--threads must be at least 1, not {self.threads}")
-
-        torch.set_num_threads(self.threads)
-        set_threads(self.threads)
+        if self.kernels is not None:
+            use_kernels(self.kernels)
+        if self.threads is not None:
+            set_threads(self.threads)
+            torch.set_num_threads(self.threads)
 
     def load(self, plan: Plan, cache: CacheFlags) -> LLM:
         """Load the model with a way to speculate, and room for keys and values."""
         from outrider.llm import LLM  # takes seconds, which --help and bad flags need not wait for
 
         self.use_threads()
-        return LLM(
-            self.model,
-            speculation=plan.speculation,
-            dtype=self.dtype,
-            device=self.device,
-            backend=self.backend,
-            context_length=self.context_length,
-            quantization=self.quantization,
-            draft_quantization=self.speculative_draft_quantization,
-            cache=cache.config,
-        )
+        with output.waiting(f"loading {self.model}"):
+            return LLM(
+                self.model,
+                speculation=plan.speculation,
+                dtype=self.dtype,
+                device=self.device,
+                backend=self.backend,
+                context_length=self.context_length,
+                quantization=self.quantization,
+                draft_quantization=self.speculative_draft_quantization,
+                cache=cache.config,
+            )
 
     @property
     def options(self) -> LoadOptions:
@@ -102,13 +111,13 @@ class ModelFlags:
         )
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=groups.CACHE)
 @dataclass(frozen=True, kw_only=True)
 class CacheFlags:
     """What is kept between requests."""
 
     prefix_cache: bool | None = None
-    """Take over the rows of earlier requests whose text begins alike; by default on the native backend."""
+    """Reuse equal beginnings; by default on native."""
 
     @property
     def config(self) -> CacheConfig:
@@ -116,146 +125,8 @@ class CacheFlags:
         return CacheConfig(prefix_cache=self.prefix_cache)
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class SamplingFlags:
-    """How tokens are chosen."""
-
-    temperature: float = 0.0
-    """0 is greedy."""
-    top_p: float = 1.0
-    """Keep the smallest set of most probable tokens whose mass reaches this; 1 keeps all."""
-    top_k: int = 0
-    """Keep the k most probable tokens; 0 keeps all."""
-    min_p: float = 0.0
-    """Drop tokens less probable than this share of the most probable one."""
-    seed: int | None = None
-    """Makes sampled text reproducible; by default one is drawn and reported."""
-    max_tokens: int = 256
-    """Most tokens of the output."""
-    stop: Annotated[list[str], Parameter(negative="")] = field(default_factory=list)
-    """String that ends the output; may be given more than once."""
-
-    def params(self) -> SamplingParams:
-        """The same as sampling parameters.
-
-        Raises:
-            ConfigError: a value out of range.
-        """
-        return SamplingParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            seed=self.seed,
-            max_tokens=self.max_tokens,
-            stop=tuple(self.stop),
-        )
-
-
 RULES: Final = ", ".join(rule_label(name, lossless=rule.lossless) for name, rule in registered().items())
 """Every acceptance rule, for the help."""
-
-
-class Option(NamedTuple):
-    """One option of one method."""
-
-    method: str
-    field: str
-    kind: Any
-    flag: str
-    help: str
-    default: Any
-    low: float | None
-    high: float | None
-
-    @property
-    def several(self) -> bool:
-        """Whether its flag may be given more than once."""
-        return get_origin(self.kind) is tuple
-
-    @property
-    def shown_default(self) -> str:
-        """The default, for a person to read."""
-        return "none" if self.default in ((), "", None) else str(self.default)
-
-    @property
-    def bounds(self) -> str:
-        """The bounds, for a person to read; empty where the option is not a number."""
-        if self.low is None or isinstance(self.default, bool) or not isinstance(self.default, (int, float)):
-            return ""
-        return f"from {self.low:g}" if self.high is None else f"{self.low:g} to {self.high:g}"
-
-    @property
-    def limits(self) -> str:
-        """Default and bounds together."""
-        return f"{self.shown_default}, {self.bounds}" if self.bounds else self.shown_default
-
-    def value(self, given: Any) -> Any:
-        """The option's value, from its flag's.
-
-        Raises:
-            ConfigError: several values for an option that takes one.
-        """
-        if self.several:
-            return tuple(given) if isinstance(given, list) else (given,)
-        if isinstance(given, list):
-            if len(given) != 1:
-                raise ConfigError(f"{self.method} takes one --{self.flag}, but {len(given)} were given")
-            return given[0]
-        return given
-
-
-def options_of(config: type[DrafterConfig]) -> list[Option]:
-    """The options of one method, in the order of its dataclass."""
-    kinds = get_type_hints(config)
-    return [
-        Option(
-            method=config.method,
-            field=item.name,
-            kind=kinds[item.name],
-            flag=item.metadata["flag"] or f"speculative-{item.name.replace('_', '-')}",
-            help=item.metadata["help"],
-            default=item.default,
-            low=item.metadata["low"],
-            high=item.metadata["high"],
-        )
-        for item in dataclasses.fields(config)  # type: ignore[arg-type]
-        if "flag" in item.metadata
-    ]
-
-
-@cache
-def all_options() -> dict[str, list[Option]]:
-    """Every flag of every method, with the options it sets."""
-    table: dict[str, list[Option]] = {}
-    for name in methods():
-        for each in options_of(config_class(name)):
-            table.setdefault(each.flag, []).append(each)
-    return table
-
-
-def with_method_options(base: type[T]) -> type[T]:
-    """Add a flag for every option of every method to a dataclass of flags; None is the method's own default."""
-    hints = get_type_hints(base, include_extras=True)  # the new __init__ cannot resolve this module's names
-    defaults = {item.name: item.default for item in dataclasses.fields(base)}  # type: ignore[arg-type]
-    fields = {name: (name, hints[name], dataclasses.field(default=default)) for name, default in defaults.items()}
-    for flag, options in all_options().items():
-        kind = next((list[str] for option in options if option.several), options[0].kind)
-        parameter = Parameter(name=f"--{flag}", help=_help(options), negative="")
-        name = flag.replace("-", "_")
-        fields[name] = (name, Annotated[kind | None, parameter], dataclasses.field(default=None))
-    made = dataclasses.make_dataclass(base.__name__, fields.values(), bases=(base,), frozen=True, kw_only=True)
-    made.__doc__, made.__module__ = base.__doc__, base.__module__
-    return cast(type[T], made)
-
-
-def _help(options: Sequence[Option]) -> str:
-    """The help texts of the options behind one flag, each followed by the methods that have it."""
-    texts: dict[str, list[str]] = {}
-    for option in options:
-        texts.setdefault(option.help, []).append(f"{option.method}: {option.limits}")
-    return " ".join(f"{text} ({'; '.join(where)})" for text, where in texts.items())
 
 
 @dataclass(frozen=True)
@@ -281,13 +152,13 @@ class Plan:
         return self.names | {"lossless": self.verifier.lossless}
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=groups.SPECULATION)
 @with_method_options
 @dataclass(frozen=True, kw_only=True)
 class MethodFlags:
     """The acceptance rule, and the options of every method."""
 
-    verifier: Annotated[str, Parameter(help=f"Acceptance rule: {RULES}.")] = "coupled"
+    verifier: Annotated[str, Parameter(metavar="NAME", help="Acceptance rule.")] = "coupled"
 
     def given(self) -> dict[str, Any]:
         """The method options that were given, by flag."""
@@ -307,7 +178,8 @@ class MethodFlags:
         """
         known = {option.flag for config in configs for option in options_of(type(config))}
         for flag in self.given().keys() - known:
-            raise ConfigError(f"--{flag} is an option of none of: {', '.join(config.method for config in configs)}")
+            names = ", ".join(config.method for config in configs)
+            raise ConfigError(f"{spellings(flag)[0]} is an option of none of: {names}")
 
     def plan(self, algorithm: str, model: str | None = None, *, ignore_foreign: bool = False) -> Plan:
         """The way to speculate that these flags and an algorithm's name describe.
@@ -325,22 +197,27 @@ class MethodFlags:
         known = {option.flag: option for option in options_of(type(config))}
         foreign = [flag for flag in given if flag not in known]
         if foreign and not ignore_foreign:
-            has = ", ".join(f"--{flag}" for flag in known) or "none"
-            raise ConfigError(f"--{foreign[0]} is not an option of {config.method}; it has: {has}")
+            has = ", ".join(option.shown for option in known.values()) or "none"
+            raise ConfigError(f"{spellings(foreign[0])[0]} is not an option of {config.method}; it has: {has}")
         values = {known[flag].field: known[flag].value(value) for flag, value in given.items() if flag in known}
         config, rule = changed(config, values), make_verifier(self.verifier)
         check_exact(rule, config.method, config.needs)
         return Plan(config, rule)
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=groups.SPECULATION)
 @with_method_options
 @dataclass(frozen=True, kw_only=True)
 class SpeculationFlags(MethodFlags):
     """How to speculate."""
 
     speculative_algorithm: Annotated[
-        str, Parameter(help=f"Drafting method: {', '.join(name.upper() for name in (AUTOMATIC, *methods()))}.")
+        str,
+        Parameter(
+            name=spellings("speculative-algorithm"),
+            metavar="NAME",
+            help="Drafting method.",
+        ),
     ] = AUTOMATIC
 
     def chosen(self, model: str | None = None) -> Plan:
@@ -349,7 +226,6 @@ class SpeculationFlags(MethodFlags):
 
 
 CACHE: Final = CacheFlags()
-SAMPLING: Final = SamplingFlags()
 METHOD: Final = MethodFlags()
 SPECULATION: Final = SpeculationFlags()
 """Defaults of the subcommands' signatures."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from outrider.cli import output
-from outrider.cli.bench import WorkFlags
+from outrider.cli.bench import WORK, WorkFlags
 from outrider.cli.drafts import draft_arms
 from outrider.cli.options import RULES, ModelFlags
 
@@ -47,7 +47,7 @@ STUDY = StudyFlags()
 def study(
     *,
     model: ModelFlags,
-    work: WorkFlags,
+    work: WorkFlags = WORK,
     flags: StudyFlags = STUDY,
     json_file: Annotated[Path | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
     plot: Annotated[Path | None, Parameter(name="--output")] = None,

@@ -132,7 +132,8 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
         method: what to train.
         model: the target.
         output_folder: gets the trained head, the record of the training and its curve.
-        data: JSONL file of prompts, {"messages": …} or {"prompt": …} on each line; may be given more than once.
+        data: file of prompts: JSON lines or an array of {"prompt"}, {"text"}, {"turns"}, {"messages"} or
+            {"conversations"}, or plain text with one question a line; may be given more than once.
         synthesise: have the model make so many prompts itself.
         data_folder: where prompts, answers and hidden rows are kept, for other trainings too; by default OUTPUT/data.
         online: answer prompts while training runs through them; of the answers the disk then holds those that judge the

@@ -18,9 +18,10 @@ from outrider.drafters.base import (
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import kind_of
 from outrider.kv.pool import PagedCache
+from outrider.target.shipped import measured_options
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,9 @@ class ChainOptions:
     """The file of ``heads`` whose heads it runs."""
     automatic_rank: ClassVar[int] = 7
 
-    head: str = option("", "Folder of the trained head.", flag="speculative-draft-model-path")
+    head: str = option(
+        "", "Folder of the trained head, or name of one that comes along.", flag="speculative-draft-model-path"
+    )
     num_draft_tokens: int = option(
         7,
         "Most drafted tokens per round; a head has no more than it was trained for.",
@@ -71,7 +74,9 @@ class TreeOptions:
     """The file of ``heads`` whose heads it runs."""
     automatic_rank: ClassVar[int] = 7
 
-    head: str = option("", "Folder of the trained head.", flag="speculative-draft-model-path")
+    head: str = option(
+        "", "Folder of the trained head, or name of one that comes along.", flag="speculative-draft-model-path"
+    )
     num_steps: int = option(4, "Drafting depth: head steps per round.", low=0, high=64, flag="speculative-num-steps")
     topk: int = option(
         1,
@@ -113,7 +118,7 @@ class TreeOptions:
 def automatic_head(config: Any, draft_models: Sequence[str]) -> Any:
     """A method's config for the one draft model that was named, if that is a head of its kind; else None."""
     if len(draft_models) == 1 and kind_of(draft_models[0]) == config.kind:
-        return config(head=draft_models[0])
+        return config(head=draft_models[0], **measured_options(config.method, draft_models[0]))
     return None
 
 
@@ -138,7 +143,9 @@ def built_head(bench: Workbench, options: ChainOptions | TreeOptions) -> Any:
         ModelError: it cannot be read.
     """
     if not options.head:
-        raise ConfigError(f"{options.method} needs a trained head; name its folder with --speculative-draft-model-path")
+        raise ConfigError(
+            f"{options.method} needs a trained head; name its folder as head, or with --speculative-draft-model-path"
+        )
     return bench.head(options.head).build()
 
 

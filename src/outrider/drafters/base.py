@@ -11,18 +11,19 @@ import importlib
 import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
-import numpy as np
 import torch
 
-from outrider.errors import ConfigError
-from outrider.law import Law
-from outrider.sampling.noise import Purpose, counter_word, gumbel_range
+from outrider.drafters._proposals import DRAWERS
+from outrider.drafters._proposals import Proposal as Proposal
+from outrider.errors import ConfigError, RequestError
 from outrider.sampling.sampler import RequestSampler
+from outrider.sampling.values import plain
 from outrider.tree import TokenTree, TreeBatch, TreeBuilder
-from outrider.verify.base import Draws, KeyedDice, Verdict
+from outrider.verify.base import Draws, Verdict
 
 if TYPE_CHECKING:
     from outrider.heads.checkpoint import HeadCheckpoint
@@ -47,16 +48,6 @@ class Needs:
     """It will read hidden rows, of layers that only its weights tell."""
 
 
-class Proposal(NamedTuple):
-    """One token a drafter's distribution yields under the running acceptance rule."""
-
-    token: int
-    probability: float
-    """The drafter's probability of the token: an estimate of its acceptance."""
-    q: Law | None
-    removed: tuple[int, ...]
-
-
 @dataclass(frozen=True, eq=False)
 class DraftSequence:
     """A read-only view of one request that may be drafted for."""
@@ -71,6 +62,8 @@ class DraftSequence:
     """Deepest draft that can still become text."""
     round_number: int
     sampler: RequestSampler
+    ended: Callable[[Sequence[int]], bool] = lambda path: False
+    """Whether the output ends on a path of drafted tokens; nothing behind it can become text."""
 
     def builder(self) -> TreeBuilder:
         """A tree of only the anchor, to grow."""
@@ -104,49 +97,34 @@ class DraftContext:
             source: which drafter of a merged tree asks.
 
         Returns:
-            Per row its proposals, most promising first under target-only rules, in the order drawn under ratio rules.
+            Per row its proposals, most promising first under target-only rules, in the order drawn under ratio rules;
+            none for a row behind an end of the output, nor for one whose history the request's parameters refuse.
         """
         sequence = self.sequences[index]
+        if not any(sequence.ended(path) for path in paths):
+            with suppress(RequestError):
+                return self._picked(sequence, logits, paths, nodes, width, source)
+        picked: list[list[Proposal]] = [[] for _ in paths]
+        for row, (path, node) in enumerate(zip(paths, nodes, strict=True)):
+            if not sequence.ended(path):
+                with suppress(RequestError):
+                    (picked[row],) = self._picked(sequence, logits[row : row + 1], [path], [node], width, source)
+        return picked
+
+    def _picked(
+        self,
+        sequence: DraftSequence,
+        logits: torch.Tensor,
+        paths: Sequence[Sequence[int]],
+        nodes: Sequence[int],
+        width: int,
+        source: int,
+    ) -> list[list[Proposal]]:
         if self.draws is Draws.PERTURBED:
             best = sequence.sampler.perturbed_best(logits, paths, width)
             return [[Proposal(t, p, None, ()) for t, p in zip(*row, strict=True)] for row in best]
         q = sequence.sampler.probabilities(logits, paths)
-        return [_DRAWERS[self.draws](sequence, row, node, width, source) for row, node in zip(q, nodes, strict=True)]
-
-
-def _most_probable(sequence: DraftSequence, q: Law, node: int, width: int, source: int) -> list[Proposal]:
-    return [
-        Proposal(token, float(q[token]), None, ())
-        for token in _greatest(torch.from_numpy(q), min(width, int(np.count_nonzero(q))))
-    ]
-
-
-def _independent(sequence: DraftSequence, q: Law, node: int, width: int, source: int) -> list[Proposal]:
-    sampler = sequence.sampler
-    dice = KeyedDice(sampler.seed, sequence.round_number, sampler.choice, Purpose.DRAFT, source)
-    tokens = [dice.draw(node, q) for _ in range(width)]
-    return [Proposal(token, float(q[token]), q, ()) for token in tokens]
-
-
-def _without_replacement(sequence: DraftSequence, q: Law, node: int, width: int, source: int) -> list[Proposal]:
-    """Gumbel top-k: the order of log q + noise is the order of draws without replacement (Kool et al. 2019)."""
-    sampler = sequence.sampler
-    words = (sequence.round_number, node, counter_word(Purpose.DRAFT, sampler.choice, source))
-    scores = torch.from_numpy(q).log() + gumbel_range(sampler.seed, len(q), words, torch.device("cpu"))
-    tokens = _greatest(scores, min(width, int(np.count_nonzero(q))))
-    return [Proposal(token, float(q[token]), q, tuple(tokens[:i])) for i, token in enumerate(tokens)]
-
-
-def _greatest(scores: torch.Tensor, count: int) -> list[int]:
-    """Places of the ``count`` greatest scores, greatest first."""
-    return torch.topk(scores, count).indices.tolist()
-
-
-_DRAWERS = {
-    Draws.ARGMAX: _most_probable,
-    Draws.INDEPENDENT: _independent,
-    Draws.WITHOUT_REPLACEMENT: _without_replacement,
-}
+        return [DRAWERS[self.draws](sequence, row, node, width, source) for row, node in zip(q, nodes, strict=True)]
 
 
 class Committed(NamedTuple):
@@ -237,6 +215,11 @@ class Workbench:
         from outrider.heads.checkpoint import read_head
 
         found = self.heads.get(path) or read_head(path)
+        if 0 < found.target.vocabulary < self.vocabulary:
+            raise ConfigError(
+                f"{found.name} was made for a target of {found.target.vocabulary} tokens, and this one has "
+                f"{self.vocabulary}"
+            )
         return found.fitted(self.target)
 
 
@@ -294,16 +277,17 @@ def survival_option(default: float, what: str = "a draft") -> Any:
 
 
 def check_options(config: Any) -> None:
-    """Refuse a config with a number out of its bounds.
+    """Refuse a config with a number out of its bounds; a scalar of numpy or torch becomes a plain number.
 
     Raises:
         ConfigError: naming the method, the field and the bounds.
     """
     for item in dataclasses.fields(config):
         low, high = item.metadata.get("low"), item.metadata.get("high")
-        value = getattr(config, item.name)
+        value = plain(getattr(config, item.name))
         if low is None or not isinstance(item.default, (int, float)):
             continue
+        object.__setattr__(config, item.name, value)
         wanted = (int, float) if isinstance(item.default, float) else int
         if isinstance(value, bool) or not isinstance(value, wanted):
             kind = "a number" if isinstance(item.default, float) else "a whole number"

@@ -27,6 +27,7 @@ from outrider.drafters.base import (
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.suffix import Suffix
 from outrider.errors import ConfigError
+from outrider.target.shipped import measured_options
 from outrider.tree import TokenTree
 
 
@@ -40,7 +41,7 @@ class LookupModel:
 
     model: str = option(
         "",
-        "Folder, hub id or .gguf file of the draft model, or folder of a trained head.",
+        "Folder, hub id or .gguf file of the draft model, or folder of a trained head or name of one that comes along.",
         flag="speculative-draft-model-path",
     )
     num_steps: int = option(
@@ -82,7 +83,9 @@ class LookupModel:
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> LookupModel | None:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return cls(model=draft_models[0]) if len(draft_models) == 1 else None
+        if len(draft_models) != 1:
+            return None
+        return cls(model=draft_models[0], **measured_options(cls.method, draft_models[0]))
 
     @property
     def _first(self) -> Suffix:

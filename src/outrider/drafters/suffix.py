@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, NamedTuple
 
+from outrider.drafters._calibration import Calibration
 from outrider.drafters._suffix_automaton import ROOT, SuffixAutomaton
 from outrider.drafters.base import (
     DraftContext,
@@ -48,7 +49,11 @@ class Suffix:
         2.0, "Drafted tokens per matched token, at most.", low=0.1, high=64, flag="speculative-suffix-length-factor"
     )
     min_survival: float = option(
-        0.15, "Drop drafts less likely than this to be accepted.", low=0, high=1, flag="speculative-suffix-min-survival"
+        0.25,
+        "Drop drafts less likely than this to be accepted, as the request's earlier drafts were.",
+        low=0,
+        high=1,
+        flag="speculative-suffix-min-survival",
     )
     corpus_megabytes: int = option(
         0,
@@ -124,6 +129,7 @@ class _Text:
 
     prompt_length: int
     own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    calibration: Calibration = field(default_factory=Calibration)
     shared: dict[int, tuple[SuffixAutomaton, int, int]] = field(default_factory=dict)
     output: list[int] = field(default_factory=list)
 
@@ -184,6 +190,9 @@ class SuffixDrafter:
 
     def observe(self, outcome: Outcome) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
+        for sequence, tree, verdict in zip(outcome.context.sequences, outcome.trees, outcome.verdicts, strict=True):
+            if (text := self._texts.get(sequence.key)) is not None:
+                text.calibration.observe(tree, verdict)
 
     def pause(self, key: str) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
@@ -197,11 +206,12 @@ class SuffixDrafter:
     def _draft(self, sequence: DraftSequence) -> TokenTree:
         text = self._texts.setdefault(sequence.key, _Text(sequence.prompt_length))
         text.catch_up(sequence.tokens, self.corpus.halves())
-        drafts = (self._expand(match, sequence) for match in text.matches(self._config.min_match))
+        trust = text.calibration.factor
+        drafts = (self._expand(match, sequence, trust) for match in text.matches(self._config.min_match))
         best = max(drafts, key=lambda draft: sum(draft.survival[1:]), default=sequence.builder())
         return best.build()
 
-    def _expand(self, match: Match, sequence: DraftSequence) -> TreeBuilder:
+    def _expand(self, match: Match, sequence: DraftSequence, trust: float) -> TreeBuilder:
         """The most promising continuations of one match, best first; the sum of survivals is their expected length."""
         config, builder = self._config, sequence.builder()
         automaton = match.automaton
@@ -213,7 +223,7 @@ class SuffixDrafter:
                 return
             found = _continuations(automaton, state, length, config.topk)
             for token, share, following, longer in found:
-                survival = builder.survival[node] * share
+                survival = builder.survival[node] * min(1.0, trust * share)
                 if survival >= config.min_survival:
                     heapq.heappush(heap, (-survival, len(heap) + len(builder), node, token, following, longer))
 

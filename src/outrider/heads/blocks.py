@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig
 
-from outrider.target import hf_names
+from outrider.target.hf_blueprint import blueprint
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 """Queries [batch, heads, rows, width], keys and values [batch, key heads, rows, width] and what multiplies the scores
@@ -66,7 +66,7 @@ class Rotary(nn.Module):
             max_position_embeddings=shape.positions,
             rope_parameters=dict(shape.rope),
         )
-        frequencies, self._scale = hf_names.rotary_frequencies(config, shape.positions)[0]
+        frequencies, self._scale = blueprint(config).rotations(shape.positions)[0]
         self.register_buffer("_frequencies", frequencies, persistent=False)
         self._frequencies: torch.Tensor
 

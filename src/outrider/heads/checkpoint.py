@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider.errors import ConfigError, ModelError
 from outrider.heads.packed import from_stored, to_stored
+from outrider.target.shipped import head_folder, shipped_heads
 
 VERSION: Final = 1
 CONFIG: Final = "config.json"
@@ -203,10 +204,18 @@ def write_files(
 def read_head(folder: str | Path) -> HeadCheckpoint:
     """Read a head that :func:`write_head` has written, or one in a format of another project.
 
+    Args:
+        folder: where it lies, or the name of one that comes along.
+
     Raises:
         ModelError: there is none, or its files cannot be read; in one sentence.
     """
-    place = Path(folder)
+    place = head_folder(folder)
+    if not (place / CONFIG).is_file():
+        along = ", ".join(head.name for head in shipped_heads()) or "none"
+        raise ModelError(
+            f"there is no head {str(folder)!r}: no folder with a {CONFIG}; those that come along are: {along}"
+        )
     told = read_json(place / CONFIG)
     if "outrider_head" not in told:
         from outrider.heads.formats.base import read_foreign
@@ -249,11 +258,12 @@ def _restored(place: str, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple
 
 
 def kind_of(folder: str | Path) -> str | None:
-    """The kind of head in a folder; None where it holds none that can be read."""
-    config = Path(folder) / CONFIG
+    """The kind of the head in a folder or of a name that comes along; None where there is none that can be read."""
+    config = head_folder(folder) / CONFIG
     try:
         told = read_json(config)
-        return str(told["kind"]) if "outrider_head" in told else _foreign_kind(str(folder), config.stat().st_mtime_ns)
+        own = "outrider_head" in told
+        return str(told["kind"]) if own else _foreign_kind(str(config.parent), config.stat().st_mtime_ns)
     except (ModelError, KeyError):
         return None
 

@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
+
+from outrider.errors import ConfigError
 
 try:
     _module = import_module("outrider.kernels._cpu")
@@ -19,7 +23,18 @@ else:
     cpu = _module
     missing = None
 
+KERNELS_VARIABLE: Final = "OUTRIDER_KERNELS"
+"""Names the kernels to use, for this process and those it starts; see :func:`use_kernels`."""
+SLOW_KERNELS: Final = {
+    "portable": "it has no AVX2, so a token takes about ten times as long as with AVX-512, and a prompt longer still",
+}
+"""Kernels that nobody would choose, and what it means that a CPU leaves no better ones."""
 _TOPOLOGY: Final = Path("/sys/devices/system/cpu")
+_POOL_LIMIT: Final = 1024
+"""The thread pool's own bound."""
+_FEWEST_ALLOWED: Final = 64
+_PER_CORE: Final = 8
+_log: Final = logging.getLogger("outrider")
 
 
 def physical_cores() -> int:
@@ -38,10 +53,71 @@ def _first_sibling(processor: int) -> str:
         return str(processor)
 
 
+def most_threads() -> int:
+    """Most threads that may be asked for: eight for each core, and never fewer than 64 nor more than the pool takes."""
+    return min(_POOL_LIMIT, max(_FEWEST_ALLOWED, _PER_CORE * (os.cpu_count() or 1)))
+
+
 def set_threads(count: int) -> None:
-    """Set how many threads the kernels use, the caller's included."""
-    if cpu is not None:
+    """Set how many threads the kernels use, the caller's included.
+
+    Raises:
+        ConfigError: it is less than one or more than :func:`most_threads`, or the system refuses so many.
+    """
+    if not 1 <= count <= most_threads():
+        raise ConfigError(f"threads must be from 1 to {most_threads()} on this machine, not {count}")
+    if cpu is None:
+        return
+    try:
         cpu.set_threads(count)
+    except RuntimeError as error:
+        raise ConfigError(f"the system refuses {count} threads ({error}); ask for fewer") from error
 
 
-set_threads(physical_cores())
+def kernel_names() -> list[str]:
+    """Kernels this CPU can run, best first; none where they are not built."""
+    return [] if cpu is None else list(cpu.kernel_names())
+
+
+def use_kernels(name: str | None) -> None:
+    """Use the kernels of one instruction set, here and in processes started later; they all give the same bits.
+
+    Args:
+        name: one of :func:`kernel_names`; None is the best, as at the start, unless the environment variable
+            ``OUTRIDER_KERNELS`` names others.
+
+    Raises:
+        ConfigError: this CPU cannot run them, or they are not built.
+    """
+    if name is not None and name not in kernel_names():
+        raise ConfigError(missing or f"there are no kernels {name!r} for this CPU; there are: {_listed()}")
+    if cpu is not None:
+        cpu.select_kernels(name)
+    if name is None:
+        os.environ.pop(KERNELS_VARIABLE, None)
+    else:
+        os.environ[KERNELS_VARIABLE] = name
+
+
+def _listed() -> str:
+    return ", ".join(kernel_names())
+
+
+def warn_of_slow_kernels() -> None:
+    """Log once what it costs that this CPU can run none but slow kernels; a choice of the user's is no surprise."""
+    names = kernel_names()
+    if names and names[0] in SLOW_KERNELS:
+        _warn(names[0])
+
+
+@cache
+def _warn(name: str) -> None:
+    _log.warning("this CPU runs the %s kernels: %s", name, SLOW_KERNELS[name])
+
+
+set_threads(min(physical_cores(), most_threads()))
+if _wish := os.environ.get(KERNELS_VARIABLE):
+    try:
+        use_kernels(_wish)
+    except ConfigError as error:
+        raise ConfigError(f"the environment variable {KERNELS_VARIABLE} cannot be followed: {error}") from None

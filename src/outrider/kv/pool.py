@@ -156,6 +156,15 @@ class PagedCache:
         owned = len(table.pages) if table else 0
         return max(0, -(-rows // self.page_size) - owned - self._spare)
 
+    def owned_rows(self, key: str) -> int:
+        """Rows that the pages of a sequence hold."""
+        table = self._tables.get(key)
+        return table.rows if table else 0
+
+    def most_rows(self, key: str, spared: int) -> int:
+        """Rows that a sequence could hold if it took every free page but ``spared`` of them."""
+        return self.owned_rows(key) + max(0, self._spare - spared) * self.page_size
+
     def extend(self, key: str, rows: int) -> bool:
         """Make room for a sequence's rows 0 … rows − 1, at the cost of pages kept for their text where need be.
 

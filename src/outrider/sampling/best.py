@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from outrider.errors import NumericsError
+from outrider.errors import NumericsError, RequestError
 from outrider.kernels.native import cpu
 from outrider.sampling.distribution import KEEP_ALL, Truncation, surviving_ids
 from outrider.sampling.noise import Purpose, choice_words, gumbel, gumbel_range
@@ -48,7 +48,8 @@ def best_scores(
         int64 ids and float32 scores, both [rows, width], on the CPU.
 
     Raises:
-        NumericsError: a row holds NaN or infinity, over the temperature too, or bans every token.
+        NumericsError: a row holds NaN or infinity, over the temperature too.
+        RequestError: a row bans every token.
     """
     if not _in_kernels(logits) or width > cpu.MOST_WIDTH:
         return reference(logits, vocabulary, temperature, noise, width, truncation)
@@ -102,7 +103,8 @@ def survivors(row: torch.Tensor, temperature: float, truncation: Truncation) -> 
         int64 [survivors], on the row's device.
 
     Raises:
-        NumericsError: the row holds NaN or infinity, over the temperature too, or bans every token.
+        NumericsError: the row holds NaN or infinity, over the temperature too.
+        RequestError: it bans every token.
     """
     if not _in_kernels(row):
         scaled = row / temperature
@@ -121,13 +123,14 @@ def check(rows: torch.Tensor) -> None:
     """Refuse rows from which no token can be chosen.
 
     Raises:
-        NumericsError: a row holds NaN or infinity, or minus infinity alone.
+        NumericsError: a row holds NaN or infinity.
+        RequestError: a row holds minus infinity alone.
     """
     best = rows.amax(dim=1)
     if bool(torch.isfinite(best).all()):
         return
     if bool((best == -torch.inf).any()):
-        raise NumericsError("no token is left to choose from; loosen allowed_token_ids, bad_words or logit_bias")
+        raise RequestError("no token is left to choose from; loosen allowed_token_ids, bad_words or logit_bias")
     raise NumericsError("the target's logits hold NaN or infinity; the request was ended")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final
 
 from outrider.errors import ConfigError
+from outrider.sampling.values import is_token_id, listed, plain
 
 if TYPE_CHECKING:
     import torch
@@ -23,12 +24,17 @@ class SamplingParams:
 
     The order is: allowed tokens, bad words, logit bias and minimum length, custom processors, penalties; then
     temperature, min_p, top_k, top_p.  Temperature 0 takes the best token, the lowest id among equals.
+
+    Numbers may be scalars of numpy or torch, and a field that is given as None has its default.
+
+    Raises:
+        ConfigError: a value is out of range or of another kind, naming the field.
     """
 
     temperature: float = 0.0
     """Divides the logits; 0 is greedy."""
     top_k: int = 0
-    """Keep the k most probable tokens; 0 keeps all."""
+    """Keep the k most probable tokens; 0 or -1 keeps all."""
     top_p: float = 1.0
     """Keep the smallest set of most probable tokens whose mass reaches this; 1 keeps all."""
     min_p: float = 0.0
@@ -40,9 +46,9 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Taken off the logit of a token once per time the output holds it."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Added to the logits of these token ids."""
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    """Token id sequences that may not be completed."""
+    """Added to the logits of these token ids, which may be spelled as text; minus infinity bans one."""
+    bad_words: tuple[tuple[int, ...] | str, ...] = ()
+    """Words that may not be completed: texts, with and without a space before them, or token id sequences."""
     allowed_token_ids: tuple[int, ...] | None = None
     """Only these token ids may be chosen; None allows all."""
     min_tokens: int = 0
@@ -50,7 +56,7 @@ class SamplingParams:
     max_tokens: int | None = 256
     """Most output tokens; None goes on to the end of the context."""
     stop: tuple[str, ...] = ()
-    """Strings that end the output when completed; they are not part of the text."""
+    """Strings, or one, that end the output when completed; they are not part of the text."""
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end the output, beside the model's own end-of-sequence ids."""
     ignore_eos: bool = False
@@ -66,16 +72,19 @@ class SamplingParams:
     n: int = 1
     """How many completions of the prompt."""
     processors: tuple[LogitsProcessor, ...] = ()
-    """Pure functions (history, logits) → logits, run on every row that may emit a token."""
+    """Pure functions (history, logits) → logits, or one, run on every row that may emit a token."""
     speculate: bool = True
     """False makes this request decode plainly, whatever the engine's drafter."""
 
     def __post_init__(self) -> None:
-        """Refuse every value out of range, naming the field."""
-        for name in ("stop", "stop_token_ids", "bad_words", "processors"):
-            object.__setattr__(self, name, _as_tuple(name, getattr(self, name)))
-        if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", _as_tuple("allowed_token_ids", self.allowed_token_ids))
+        """Read what was given, and refuse every value out of range, naming the field."""
+        for item in fields(self):
+            given = plain(getattr(self, item.name))
+            if given is None and item.name not in _OPTIONAL:
+                given = _default(item)
+            if given is not None and item.name in _READERS:
+                given = _READERS[item.name](item.name, given)
+            object.__setattr__(self, item.name, given)
         for name, low, high in _BOUNDS:
             _check_number(name, getattr(self, name), low, high)
         _check_contents(self)
@@ -85,10 +94,30 @@ class SamplingParams:
         """Whether the best token is taken with no dice."""
         return self.temperature == 0.0
 
+    @property
+    def bad_word_ids(self) -> tuple[tuple[int, ...], ...]:
+        """The bad words, once every one is token ids.
+
+        Raises:
+            ConfigError: one is text still.
+        """
+        words = tuple(word for word in self.bad_words if not isinstance(word, str))
+        if len(words) < len(self.bad_words):
+            raise ConfigError("bad_words as text need a tokenizer, and this model was given without one; use token ids")
+        return words
+
+    def __repr__(self) -> str:
+        """What differs from the default."""
+        given = {item.name: getattr(self, item.name) for item in fields(self)}
+        shown = [f"{item.name}={given[item.name]!r}" for item in fields(self) if given[item.name] != _default(item)]
+        return f"SamplingParams({', '.join(shown)})"
+
 
 _INFINITY = math.inf
 _COLDEST = 1e-6
 """Logits over less than this may leave float32."""
+_STRONGEST: Final = 1e28
+"""A bias past this may leave float32, once a penalty and a temperature have made it larger."""
 _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0.0, 100.0),
     ("top_k", 0, _INFINITY),
@@ -104,22 +133,76 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("prompt_logprobs", 0, 1024),
     ("n", 1, 4096),
 )
-_OPTIONAL = frozenset({"max_tokens", "seed", "logprobs", "prompt_logprobs"})
+_OPTIONAL = frozenset({"allowed_token_ids", "max_tokens", "seed", "logprobs", "prompt_logprobs"})
 _WHOLE = frozenset({"top_k", "min_tokens", "max_tokens", "seed", "logprobs", "prompt_logprobs", "n"})
 
 
-def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, str):
+def _default(item: Any) -> Any:
+    return item.default if item.default_factory is MISSING else item.default_factory()
+
+
+def _read_items(name: str, value: Any) -> tuple[Any, ...]:
+    if isinstance(value, str) or callable(value):
         return (value,)
     try:
-        items = tuple(value)
+        return tuple(listed(value))
     except TypeError:
         raise ConfigError(f"{name} must be a sequence, not {value!r}") from None
-    if name != "bad_words":
-        return items
-    if not all(isinstance(item, Iterable) for item in items):
-        raise ConfigError(f"bad_words must hold sequences of token ids, not {items!r}")
-    return tuple(tuple(item) for item in items)
+
+
+def _read_words(name: str, value: Any) -> tuple[tuple[int, ...] | str, ...]:
+    words = _read_items(name, value)
+    try:
+        return tuple(word if isinstance(word, str) else tuple(listed(word)) for word in words)
+    except TypeError:
+        raise ConfigError(f"{name} must hold texts or sequences of token ids, not {value!r}") from None
+
+
+def _read_top_k(name: str, value: Any) -> Any:
+    return 0 if isinstance(value, int) and value == -1 else value
+
+
+def _read_switch(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, not {value!r}")
+    return value
+
+
+def _read_biases(name: str, value: Any) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} must map token ids to numbers, not be {value!r}")
+    biases: dict[int, float] = {}
+    for given, strength in value.items():
+        key, bias = plain(given), plain(strength)
+        token = int(key) if isinstance(key, str) and key.isdecimal() else key
+        if not is_token_id(token):
+            raise ConfigError(f"{name} takes token ids ≥ 0, not {given!r}")
+        if token in biases:
+            raise ConfigError(f"{name} names token id {token} twice")
+        if isinstance(bias, bool) or not isinstance(bias, (int, float)):
+            raise ConfigError(f"{name} must map token ids to numbers, but token id {token} has {strength!r}")
+        if not (bias == -_INFINITY or abs(bias) <= _STRONGEST):  # also refuses NaN
+            raise ConfigError(
+                f"{name} must be from {-_STRONGEST:g} to {_STRONGEST:g}, or minus infinity to ban a token, "
+                f"but token id {token} has {bias!r}"
+            )
+        biases[token] = bias
+    return biases
+
+
+_READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
+    "top_k": _read_top_k,
+    "logit_bias": _read_biases,
+    "bad_words": _read_words,
+    "allowed_token_ids": _read_items,
+    "stop": _read_items,
+    "stop_token_ids": _read_items,
+    "processors": _read_items,
+    "ignore_eos": _read_switch,
+    "skip_special_tokens": _read_switch,
+    "speculate": _read_switch,
+}
+"""What turns the kinds of value a field may be given as into the one it has."""
 
 
 def _check_number(name: str, value: Any, low: float, high: float) -> None:
@@ -139,33 +222,33 @@ def _check_contents(params: SamplingParams) -> None:
         raise ConfigError(
             f"temperature must be 0, which is greedy, or at least {_COLDEST:g}, not {params.temperature!r}"
         )
-    biases = params.logit_bias
-    if not isinstance(biases, Mapping) or not all(isinstance(bias, (int, float)) for bias in biases.values()):
-        raise ConfigError(f"logit_bias must map token ids to numbers, not be {biases!r}")
     if not all(callable(processor) for processor in params.processors):
         raise ConfigError("processors must hold functions of (history, logits)")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise ConfigError(f"min_tokens ({params.min_tokens}) must not exceed max_tokens ({params.max_tokens})")
     if any(not isinstance(text, str) or not text for text in params.stop):
         raise ConfigError("stop must hold non-empty strings")
-    if any(not word for word in params.bad_words):
-        raise ConfigError("bad_words must hold non-empty token id sequences")
+    if any(not (word.strip() if isinstance(word, str) else word) for word in params.bad_words):
+        raise ConfigError("bad_words must hold non-empty texts or token id sequences")
     if params.allowed_token_ids is not None and not params.allowed_token_ids:
         raise ConfigError("allowed_token_ids must name at least one token id, or be None")
-    ids = [
-        *params.logit_bias,
-        *params.stop_token_ids,
-        *(params.allowed_token_ids or ()),
-        *(token for word in params.bad_words for token in word),
-    ]
-    if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
-        raise ConfigError("logit_bias, stop_token_ids, allowed_token_ids and bad_words take token ids ≥ 0")
-    if any(not math.isfinite(bias) and bias != -_INFINITY for bias in biases.values()):
-        raise ConfigError("logit_bias must hold finite numbers or minus infinity")
+    named: dict[str, Sequence[Any]] = {
+        "stop_token_ids": params.stop_token_ids,
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "bad_words": [token for word in params.bad_words if not isinstance(word, str) for token in word],
+    }
+    for name, tokens in named.items():
+        for token in tokens:
+            if not is_token_id(token):
+                raise ConfigError(f"{name} takes token ids ≥ 0, not {token!r}")
 
 
 def check_token_ids(params: SamplingParams, vocabulary: int) -> None:
     """Refuse parameters that name a token id the model does not have.
+
+    Args:
+        params: its bad words are token ids.
+        vocabulary: how many tokens there are.
 
     Raises:
         ConfigError: naming the field, the id and the vocabulary size.
@@ -174,7 +257,7 @@ def check_token_ids(params: SamplingParams, vocabulary: int) -> None:
         ("logit_bias", tuple(params.logit_bias)),
         ("stop_token_ids", params.stop_token_ids),
         ("allowed_token_ids", params.allowed_token_ids or ()),
-        ("bad_words", tuple(token for word in params.bad_words for token in word)),
+        ("bad_words", tuple(token for word in params.bad_word_ids for token in word)),
     )
     for name, ids in named:
         for token in ids:

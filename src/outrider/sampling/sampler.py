@@ -75,13 +75,14 @@ class RequestSampler:
         self._end_ids = torch.tensor(sorted(end_ids), dtype=torch.int64)
         self._bias_ids = torch.tensor(sorted(params.logit_bias), dtype=torch.int64)
         self._bias = torch.tensor([params.logit_bias[int(i)] for i in self._bias_ids], dtype=torch.float32)
+        self._bad_words = params.bad_word_ids
         self._counts = _TokenCounts(vocabulary) if _has_penalties(params) else None
         if self._counts is not None:
             self._counts.add_prompt(committed[:prompt_length])
         self.adjusts = bool(
             self._counts is not None
             or params.logit_bias
-            or params.bad_words
+            or self._bad_words
             or params.allowed_token_ids is not None
             or params.processors
             or (params.min_tokens > 0 and len(self._end_ids))
@@ -115,7 +116,8 @@ class RequestSampler:
             One token id per row: ``argmax(logit / T + Gumbel(seed, position))``, or the plain argmax at temperature 0.
 
         Raises:
-            NumericsError: a row holds NaN or infinity, or no token is allowed.
+            NumericsError: a row holds NaN or infinity.
+            RequestError: no token is allowed, or a processor failed.
         """
         ids, _ = self._best(self._adjusted(logits, paths), paths, 1)
         return [int(token) for token in ids[:, 0].tolist()]
@@ -140,7 +142,8 @@ class RequestSampler:
         """Each row's full distribution after all processing; temperature 0 is one-hot.
 
         Raises:
-            NumericsError: a row holds NaN or infinity, or no token is allowed.
+            NumericsError: a row holds NaN or infinity.
+            RequestError: no token is allowed, or a processor failed.
         """
         adjusted = self._adjusted(logits, paths)
         scaled = adjusted / self._temperature
@@ -170,8 +173,10 @@ class RequestSampler:
             return adjusted
         if adjusted.data_ptr() == logits.data_ptr():
             adjusted = adjusted.clone()
-        rows = [self._adjust(row, path) for row, path in zip(adjusted, paths, strict=True)]
-        return torch.stack(rows)
+        rows = torch.stack([self._adjust(row, path) for row, path in zip(adjusted, paths, strict=True)])
+        if self.params.processors:
+            _check_processed(logits[:, : self.vocabulary], rows)
+        return rows
 
     def _adjust(self, row: torch.Tensor, path: Path) -> torch.Tensor:
         params, device = self.params, row.device
@@ -179,7 +184,7 @@ class RequestSampler:
             allowed = torch.tensor(params.allowed_token_ids, device=device)
             row = torch.full_like(row, -torch.inf).index_copy(0, allowed, row[allowed])
         history = History(self._committed, path)
-        for word in params.bad_words:
+        for word in self._bad_words:
             if len(history) >= len(word) - 1 and _ends_with(history, word[:-1]):
                 row[word[-1]] = -torch.inf
         if len(self._bias_ids):
@@ -229,6 +234,14 @@ def _processed(processor: LogitsProcessor, history: History, row: torch.Tensor) 
     if not isinstance(processed, torch.Tensor) or processed.shape != row.shape:
         raise RequestError(f"the logits processor {name} must return logits of shape {tuple(row.shape)}")
     return processed.to(row)
+
+
+def _check_processed(logits: torch.Tensor, processed: torch.Tensor) -> None:
+    """Refuse NaN and infinity that the processors made of the target's numbers."""
+    for before, after in zip(logits, processed, strict=True):
+        best = after.max()  # NaN where one entry is
+        if not torch.isfinite(best) and best != -torch.inf and torch.isfinite(before.max()):
+            raise RequestError("the logits processors returned NaN or infinity; minus infinity is what bans a token")
 
 
 def _has_penalties(params: SamplingParams) -> bool:

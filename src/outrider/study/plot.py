@@ -1,67 +1,78 @@
-"""The picture of a study: speedup against quality, and speedup against draft latency."""
+"""The picture of a study: speedup against quality, and under it speedup against draft latency."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from itertools import product
+from math import hypot
+from typing import Any, Final
 
-from outrider.bench.svg import Drawing, LogScale, Scale, nice_end
-from outrider.bench.table import interval, times
+from outrider.bench.figures import interval, times
+from outrider.bench.svg import LETTER, LINE, SHOWN, WIDTH, Box, Drawing, LogScale, Scale, lines_of, nice_end
+from outrider.study.table import short
 
-_WIDTH: Final = 940
-_TOP: Final = 48
-_BOTTOM: Final = 345
 _PANELS: Final = (
-    ("perplexity", "perplexity of the target's answers under the drafter", 50, 440),
-    ("draft_ms_per_round", "draft latency, ms per round", 520, 910),
+    ("perplexity", "perplexity of the target's answers under the drafter"),
+    ("draft_ms_per_round", "draft latency, ms per round"),
 )
-"""Of each panel: what goes along it, what that is called, its left and its right end."""
+"""Of each panel: what goes along it, and what that is called."""
+_LEFT: Final = 46
+_RIGHT: Final = WIDTH - 14
+_TITLE: Final = WIDTH - 105
+"""Width of a line of the title, whose letters are bold."""
+_CAPTION: Final = 24
+"""From a panel's caption to its top line."""
+_HEIGHT: Final = 250
+"""Of the frame of a panel."""
+_FIGURES: Final = 130
+"""Width of a speedup with its interval in the key."""
+_DOT: Final = 6
+"""Room around the middle of a dot."""
+_GAP: Final = 3
+"""Left and right of a name, so that two do not read as one."""
+_FAR: Final = 18
+"""From a name to its point, where a line must tell that they belong together."""
 _MARGIN: Final = 1.3
 """Room beside the outermost points, as a factor."""
-_LETTER: Final = 8
-"""Width of a digit of a label, about."""
-_LINE: Final = 17
-"""Of the key below the panels."""
+_AROUND: Final = sorted(product(range(-72, 73, 3), repeat=2), key=lambda way: (hypot(*way), way[0] < 0))
+"""Where a name may stand from its point, nearest first, and rather to the right."""
 _STYLE: Final = """<style>
-svg { font: 12px system-ui, sans-serif; background: #fcfcfb; }
-.label { fill: #1c1c1a; } .soft { fill: #62615c; font-size: 11px; } .rule { stroke: #dddcd6; }
-.one { stroke: #62615c; stroke-dasharray: 3 3; } .f1 { fill: #2a78d6; } .s1 { stroke: #2a78d6; stroke-width: 1.5; }
+svg { font: 13px system-ui, sans-serif; background: #fcfcfb; }
+.title { fill: #1c1c1a; font-weight: 600; } .label { fill: #1c1c1a; } .soft { fill: #62615c; font-size: 12px; }
+.rule { stroke: #dddcd6; } .one { stroke: #62615c; stroke-dasharray: 3 3; }
+.lead { stroke: #b9b8b1; } .f1 { fill: #2a78d6; } .s1 { stroke: #2a78d6; stroke-width: 1.5; }
 </style>"""
-
-
-class _Box(NamedTuple):
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def meets(self, other: _Box) -> bool:
-        """Whether two boxes overlap."""
-        return not (
-            self.right < other.left or other.right < self.left or self.bottom < other.top or other.bottom < self.top
-        )
 
 
 def picture(result: Mapping[str, Any]) -> str:
     """An SVG file of a study's result."""
     rows: Sequence[Mapping[str, Any]] = [row for row in result["study"]["drafters"] if row["speedup"] is not None]
     title = f"{result['model']['name']}: what the speedup goes with"
-    drawing = Drawing(_WIDTH, _BOTTOM + 65 + _LINE * len(rows), title)
-    drawing.text(_PANELS[0][2], 16, title)
+    drawing = Drawing(WIDTH, 0, title)
+    y = _written(drawing, 8, 18, lines_of(title, _TITLE), "title")
     highest = max((max(row["speedup"], *(row["speedup_interval"] or (0,))) for row in rows), default=1.0)
-    up = Scale(nice_end(max(1.2, highest)), _BOTTOM, _TOP)
     told = {each["measure"]: each for each in result["study"]["correlations"]}
-    for measure, name, left, right in _PANELS:
+    for measure, name in _PANELS:
+        up = Scale(nice_end(max(1.2, highest)), y + 10 + _CAPTION + _HEIGHT, y + 10 + _CAPTION)
         shown = {number: row for number, row in enumerate(rows, 1) if row[measure]}
-        _frame(drawing, up, left, right, f"{name} ({_told(told[measure])})")
+        _frame(drawing, up)
         if shown:
-            _points(drawing, up, _across([row[measure] for row in shown.values()], left, right), measure, shown)
+            _points(drawing, up, measure, shown)
         else:
-            drawing.text((left + right) / 2, (_TOP + _BOTTOM) / 2, "no drafter has this figure", "soft", "middle")
-    for number, row in enumerate(rows, 1):
-        span = f"{times(row['speedup'])} ({interval(row['speedup_interval'])})"
-        drawing.text(_PANELS[0][2], _BOTTOM + 55 + _LINE * number, f"{number}  {row['name']}: {span}")
-    return drawing.file(_STYLE)
+            middle = (up.start + up.end) / 2
+            drawing.text((_LEFT + _RIGHT) / 2, middle, "no drafter has this figure", "soft", "middle")
+        y = _written(
+            drawing, _LEFT, up.start + 38, lines_of(f"{name} ({_told(told[measure])})", _RIGHT - _LEFT), "soft"
+        )
+    drawing.height = _key(drawing, rows, y + 10) - LINE / 2
+    return drawing.file(_STYLE, SHOWN)
+
+
+def _written(drawing: Drawing, x: float, y: float, lines: Sequence[str], style: str) -> float:
+    """Write lines one below the other, and tell where the next would stand."""
+    for place, line in enumerate(lines):
+        drawing.text(x, y + place * LINE, line, style)
+    return y + len(lines) * LINE
 
 
 def _told(correlation: Mapping[str, Any]) -> str:
@@ -69,40 +80,51 @@ def _told(correlation: Mapping[str, Any]) -> str:
     return f"n = {n}" if rho is None else f"Spearman {rho:.2f}, n = {n}"
 
 
-def _frame(drawing: Drawing, up: Scale, left: float, right: float, name: str) -> None:
+def _frame(drawing: Drawing, up: Scale) -> None:
     for tick in up.ticks:
-        drawing.line(left, up(tick), right, up(tick), "rule")
-        drawing.text(left - 8, up(tick) + 4, f"{tick:g}×", "soft", "end")
-    drawing.line(left, up(1), right, up(1), "one")
-    drawing.text((left + right) / 2, _BOTTOM + 40, name, "soft", "middle")
-    drawing.text(left, _TOP - 12, "speedup over plain decoding", "soft")
+        drawing.line(_LEFT, up(tick), _RIGHT, up(tick), "rule")
+        drawing.text(_LEFT - 8, up(tick) + 4, f"{tick:g}×", "soft", "end")
+    drawing.line(_LEFT, up(1), _RIGHT, up(1), "one")
+    drawing.text(8, up.end - _CAPTION + 6, "speedup over plain decoding", "soft")
 
 
-def _across(values: Sequence[float], left: float, right: float) -> LogScale:
-    return LogScale(min(values) / _MARGIN, max(values) * _MARGIN, left, right)
-
-
-def _points(drawing: Drawing, up: Scale, across: LogScale, measure: str, rows: Mapping[int, Mapping[str, Any]]) -> None:
+def _points(drawing: Drawing, up: Scale, measure: str, rows: Mapping[int, Mapping[str, Any]]) -> None:
+    values = [row[measure] for row in rows.values()]
+    across = LogScale(min(values) / _MARGIN, max(values) * _MARGIN, _LEFT, _RIGHT)
     for tick in across.ticks:
-        drawing.line(across(tick), _BOTTOM, across(tick), _BOTTOM + 4, "rule")
-        drawing.text(across(tick), _BOTTOM + 17, f"{tick:g}", "soft", "middle")
+        drawing.line(across(tick), up.start, across(tick), up.start + 4, "rule")
+        drawing.text(across(tick), up.start + 18, f"{tick:g}", "soft", "middle")
     places = [(across(row[measure]), up(row["speedup"])) for row in rows.values()]
-    taken = [_Box(x - 6, y - 6, x + 6, y + 6) for x, y in places]
-    for (number, row), (x, y) in zip(rows.items(), places, strict=True):
+    taken = [Box(x - _DOT, y - _DOT, x + _DOT, y + _DOT) for x, y in places]
+    taken.append(Box(_LEFT, up(1) - 1, _RIGHT, up(1) + 1))
+    for (x, _), row in zip(places, rows.values(), strict=True):
         if ends := row["speedup_interval"]:
             drawing.line(x, up(ends[0]), x, up(ends[1]), "s1")
-        tip = f"{row['name']}: {times(row['speedup'])} ({interval(ends)}), {row[measure]:.3g}"
-        drawing.dot(x, y, "f1", tip)
-        _label(drawing, across, x, y, str(number), taken)
+            taken.append(Box(x - 1, up(ends[1]) - 1, x + 1, up(ends[0]) + 1))
+    for (x, y), (number, row) in zip(places, rows.items(), strict=True):
+        span = f"{times(row['speedup'])} ({interval(row['speedup_interval'])})"
+        drawing.dot(x, y, "f1", f"{row['name']}: {span}, {row[measure]:.3g}")
+        _label(drawing, Box(_LEFT, up.end, _RIGHT, up.start), x, y, str(number), taken)
 
 
-def _label(drawing: Drawing, across: LogScale, x: float, y: float, name: str, taken: list[_Box]) -> None:
-    """Write a name beside its point, where it covers no other name or point and stays in the panel."""
-    width = _LETTER * len(name)
-    corners = [(side, dy) for dy in (0, -14, 14, -28, 28, -42, 42) for side in (x + 9, x - 9 - width, x - width / 2)]
-    boxes = [_Box(left, y + dy - 6, left + width, y + dy + 6) for left, dy in corners]
-    inside = [box for box in boxes if box.left >= across.start - 4 and box.right <= across.end + 24]
-    free = [box for box in inside if not any(box.meets(other) for other in taken)]
-    best = (free or inside or boxes)[0]
+def _label(drawing: Drawing, frame: Box, x: float, y: float, name: str, taken: list[Box]) -> None:
+    """Write a name as near to its point as it covers no other name, point or line; a line leads to one that is far."""
+    half = LETTER * len(name) / 2 + _GAP
+    boxes = [Box(x + dx - half, y + dy - 6, x + dx + half, y + dy + 6) for dx, dy in _AROUND]
+    inside = [box for box in boxes if box.within(frame)] or boxes
+    best = next((box for box in inside if not any(box.meets(other) for other in taken)), inside[0])
     taken.append(best)
-    drawing.text(best.left, best.bottom - 2, name)
+    middle = (best.left + best.right) / 2, (best.top + best.bottom) / 2
+    if (far := hypot(middle[0] - x, middle[1] - y)) > _FAR:
+        share = (far - half) / far
+        drawing.line(x, y, x + share * (middle[0] - x), y + share * (middle[1] - y), "lead")
+    drawing.text(middle[0], best.bottom - 1, name, anchor="middle")
+
+
+def _key(drawing: Drawing, rows: Sequence[Mapping[str, Any]], y: float) -> float:
+    """The drafters by their numbers, with their speedups; the next line's place."""
+    for number, row in enumerate(rows, 1):
+        drawing.text(24, y, str(number), "label", "end")
+        drawing.text(WIDTH - 8, y, f"{times(row['speedup'])} ({interval(row['speedup_interval'])})", "soft", "end")
+        y = _written(drawing, 34, y, lines_of(short(row["name"]), WIDTH - 42 - _FIGURES), "label")
+    return y

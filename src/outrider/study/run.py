@@ -68,7 +68,7 @@ def _row(found: Measured, arm: Arm, judged: Quality) -> dict[str, Any]:
     entries = found.result["results"]
     entry = next(each for each in entries if each["algorithm"] == arm.name and each["category"] == ALL)
     seconds, drafted = entry["per_round"]["draft_s"] * entry["rounds"], entry["drafted"]
-    kept = ("speedup", "speedup_interval", "end_to_end_speedup", "mean_accepted_length", "rounds", "drafted")
+    kept = ("speedup", "speedup_interval", "end_to_end_speedup", "mean_accepted_length", "rounds", "drafted", "tested")
     return {
         "name": arm.name,
         "method": arm.config.method,

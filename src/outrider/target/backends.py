@@ -11,6 +11,7 @@ from typing import Final
 import torch
 
 from outrider.errors import ConfigError, ModelError
+from outrider.kernels.native import warn_of_slow_kernels
 from outrider.target.base import TargetModel
 from outrider.target.hf import ATTENTION, HFModel
 from outrider.target.loading import load, open_model
@@ -41,7 +42,7 @@ def resolve_device(name: str) -> torch.device:
         raise ConfigError(f"models cannot run on device {name!r}; use auto, cpu or cuda")
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= there:
-        raise ConfigError(f"device {name} was asked for, but torch finds {there} GPUs here; use --device cpu")
+        raise ConfigError(f"device {name} was asked for, but torch finds {there} GPUs here; use device cpu")
     return device
 
 
@@ -108,7 +109,11 @@ def _load_native(model: str | Path, options: LoadOptions) -> Served:
         raise UnsuitableError(reason)
     quantization = Quantization.W4 if options.quantization == _AUTO else Quantization.named(options.quantization)
     longest = _longest(files.context_length, options)
-    return NativeModel.of(files, quantization=quantization, context_length=longest), files.tokenizer
+    warn_of_slow_kernels()
+    try:
+        return NativeModel.of(files, quantization=quantization, context_length=longest), files.tokenizer
+    except ModelError as error:  # names or kinds of weights, or a configuration, that only another backend knows
+        raise UnsuitableError(str(error)) from error
 
 
 def _native_ruled_out(options: LoadOptions) -> str | None:
@@ -163,7 +168,12 @@ def _first_that_serves(model: str | Path, options: LoadOptions, name: str, other
     try:
         return _BACKENDS[name](model, options)
     except UnsuitableError as error:
-        # A backend that the user's own choice ruled out is no surprise; one that the model ruled out may be.
-        level = logging.INFO if _native_ruled_out(options) else logging.WARNING
-        _log.log(level, "%s runs on the %s backend: %s cannot serve it: %s", model, others[0], name, error)
-    return _first_that_serves(model, options, others[0], others[1:])
+        reason = error
+    try:
+        served = _first_that_serves(model, options, others[0], others[1:])
+    except ConfigError as error:
+        raise ConfigError(f"{error} ({name} cannot serve {model}: {reason})") from error
+    # A backend that the user's own choice ruled out is no surprise; one that the model ruled out may be.
+    level = logging.INFO if _native_ruled_out(options) else logging.WARNING
+    _log.log(level, "%s runs on the %s backend: %s cannot serve it: %s", model, others[0], name, reason)
+    return served

@@ -15,18 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.target.tensor_kinds import TENSOR_KINDS, TensorKind
+
+__all__ = ["TENSOR_KINDS", "Job", "TensorKind", "dequantize"]
+
 CHUNK_ELEMENTS = 1 << 19  # 2 MiB of fp32: large enough to hide call costs, small enough for a large L2 cache
 TASK_ELEMENTS = 1 << 22  # what one thread takes at a time
-
-
-@dataclass(frozen=True)
-class TensorKind:
-    """How one GGUF tensor kind packs its elements: a block is `block_bytes` long and holds `block_elements`."""
-
-    name: str
-    block_elements: int
-    block_bytes: int
-    decode: Callable[[Tensor, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -66,15 +60,15 @@ def _split(job: Job) -> Iterator[Job]:
 
 def _decode(task: Job) -> None:
     """Decode one piece chunk by chunk."""
-    step = CHUNK_ELEMENTS // task.kind.block_elements
+    step, decode = CHUNK_ELEMENTS // task.kind.block_elements, _DECODERS[task.kind.name]
     direct = task.out.dtype == torch.float32
     scratch = torch.empty(0 if direct else min(step, len(task.raw)), task.kind.block_elements)
     for start in range(0, len(task.raw), step):
         blocks, goal = task.raw[start : start + step], task.out[start : start + step]
         if direct:
-            task.kind.decode(blocks, goal)
+            decode(blocks, goal)
         else:
-            task.kind.decode(blocks, scratch[: len(blocks)])
+            decode(blocks, scratch[: len(blocks)])
             goal.copy_(scratch[: len(blocks)])
 
 
@@ -205,17 +199,17 @@ def _q6_k(blocks: Tensor, out: Tensor) -> None:
     out.view(-1, 16, 16).mul_(scale)
 
 
-# GGUF tensor type id -> how to read it.
-TENSOR_KINDS: dict[int, TensorKind] = {
-    0: TensorKind("F32", 1, 4, _plain(torch.float32)),
-    1: TensorKind("F16", 1, 2, _plain(torch.float16)),
-    2: TensorKind("Q4_0", 32, 18, _q4_0),
-    3: TensorKind("Q4_1", 32, 20, _q4_1),
-    6: TensorKind("Q5_0", 32, 22, _q5_0),
-    7: TensorKind("Q5_1", 32, 24, _q5_1),
-    8: TensorKind("Q8_0", 32, 34, _q8_0),
-    12: TensorKind("Q4_K", 256, 144, _q4_k),
-    13: TensorKind("Q5_K", 256, 176, _q5_k),
-    14: TensorKind("Q6_K", 256, 210, _q6_k),
-    30: TensorKind("BF16", 1, 2, _plain(torch.bfloat16)),
+_DECODERS: dict[str, Callable[[Tensor, Tensor], None]] = {
+    "F32": _plain(torch.float32),
+    "F16": _plain(torch.float16),
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "BF16": _plain(torch.bfloat16),
 }
+"""Kind's name -> what writes the numbers of its blocks."""

@@ -4,6 +4,8 @@ Nothing the file says about sizes is believed before it is compared with the fil
 hostile file ends in one `ModelError`, never in a crash or a huge allocation.
 """
 
+from __future__ import annotations
+
 import math
 import mmap
 import struct
@@ -11,13 +13,16 @@ from array import array
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeVar
 
 from outrider.errors import ModelError
-from outrider.target.dequantize import TENSOR_KINDS, Job, TensorKind
+from outrider.target.tensor_kinds import TENSOR_KINDS, TensorKind
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from outrider.target.dequantize import Job
 
 Value = int | float | bool | str | list[str] | array  # type: ignore[type-arg]
 
@@ -64,6 +69,8 @@ class GGUFFile:
 
     def raw(self, tensor: GGUFTensor) -> Tensor:
         """View a tensor's stored bytes: [rows, bytes per row] uint8, one row for a one-dimensional tensor."""
+        import torch  # takes seconds, which reading a header need not wait for
+
         flat = torch.frombuffer(self.data, dtype=torch.uint8, count=tensor.size, offset=tensor.offset)
         return flat.view(math.prod(tensor.shape[:-1]), -1)
 
@@ -81,6 +88,10 @@ class GGUFFile:
             dtype: fp32, bf16 or fp16.
             order: stored row of each wanted row, [rows] int64; None keeps the rows as they are.
         """
+        import torch  # likewise
+
+        from outrider.target.dequantize import Job
+
         raw = self.raw(tensor)
         if order is not None:
             raw = raw.view(len(order), -1).index_select(0, order)
@@ -109,7 +120,7 @@ class GGUFFile:
         """Look up a list of strings; a missing one or another type is an error."""
         return self._typed(key, None, list, "a list of strings")
 
-    def numbers(self, key: str) -> "array[int]":
+    def numbers(self, key: str) -> array[int]:
         """Look up a list of numbers; a missing one or another type is an error."""
         return self._typed(key, None, array, "a list of numbers")
 

@@ -10,18 +10,21 @@ from dataclasses import dataclass
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
+from outrider.target.end_tokens import named_ends
 from outrider.target.gguf import GGUFFile
+from outrider.target.hf_tokenizer import Template
 from outrider.target.tokenizer import Tokenizer
 
 # tokenizer.ggml.token_type
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 
-# Control tokens that end a turn or a text in the model families that use them. A GGUF file names one end of
-# sequence; instruct models have a second (Qwen: <|im_end|> and <|endoftext|>), which folders keep in
-# generation_config.json.
-_END_TOKENS = frozenset(
-    {"<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<|eot|>"}
-)
+# transformers' names of special tokens, as templates use them -> metadata key.
+_SPECIAL_TOKENS = {
+    "bos_token": "tokenizer.ggml.bos_token_id",
+    "eos_token": "tokenizer.ggml.eos_token_id",
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "pad_token": "tokenizer.ggml.padding_token_id",
+}
 
 
 @dataclass(frozen=True)
@@ -142,21 +145,38 @@ def build_tokenizer(file: GGUFFile) -> Tokenizer:
     splitter = _splitter(file)
     tokens, kinds = _real_tokens(file)
     backend = _byte_level_bpe(file, tokens, splitter)
+    ends = named_ends(tokens)
+    kinds = [_CONTROL if token in ends else kind for token, kind in zip(tokens, kinds, strict=True)]
     for kind, special in ((_UNKNOWN, True), (_CONTROL, True), (_USER_DEFINED, False)):
         added = [
             AddedToken(t, special=special, normalized=False) for t, k in zip(tokens, kinds, strict=True) if k == kind
         ]
         (backend.add_special_tokens if special else backend.add_tokens)(added)
     _frame(file, backend, splitter, tokens)
-    ends = {i for i, (t, k) in enumerate(zip(tokens, kinds, strict=True)) if k == _CONTROL and t in _END_TOKENS}
     named = {_special_id(file, f"{name}_token_id", len(tokens)) for name in ("eos", "eot", "eom")}
     return Tokenizer(
         backend,
         name=file.path.stem,
         bos_id=_special_id(file, "bos_token_id", len(tokens)),
-        eos_ids=ends.union(i for i in named if i is not None),
-        chat_template=file.text("tokenizer.chat_template", "") or None,
+        eos_ids={i for i, token in enumerate(tokens) if token in ends}.union(i for i in named if i is not None),
+        special_tokens=_special_tokens(file),
+        chat_template=_chat_template(file),
     )
+
+
+def _special_tokens(file: GGUFFile) -> dict[str, str]:
+    """The special tokens a file names; some files name a padding token that they do not have."""
+    tokens = file.texts("tokenizer.ggml.tokens")
+    ids = {name: file.metadata.get(key) for name, key in _SPECIAL_TOKENS.items()}
+    return {name: tokens[i] for name, i in ids.items() if isinstance(i, int) and 0 <= i < len(tokens)}
+
+
+def _chat_template(file: GGUFFile) -> Template | None:
+    """A file's chat template, or all of them by name where it has others beside its default."""
+    default = file.text("tokenizer.chat_template", "")
+    names = file.texts("tokenizer.chat_templates") if "tokenizer.chat_templates" in file.metadata else []
+    others = {name: file.text(f"tokenizer.chat_template.{name}") for name in names}
+    return {"default": default, **others} if default and others else default or others or None
 
 
 def _special_id(file: GGUFFile, name: str, count: int) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 
 import torch
@@ -62,6 +63,8 @@ class HFModel:
         hf_names.freeze_rotary(module, context_length)
         self.module, self.context_length, self._architecture = module, context_length, architecture
         self.source = source
+        self._turn = Lock()
+        """What a pass hangs onto the module other passes would meet, so engines that share it take turns."""
         self.vocabulary = hf_names.vocabulary(module)
         first = next(module.parameters())
         self.device, self._dtype = first.device, first.dtype
@@ -77,15 +80,16 @@ class HFModel:
         """See :class:`outrider.target.base.TargetModel`."""
         check_layers(layers, self.layers)
         hidden: dict[int, torch.Tensor] = {}
-        hooks = [part.register_forward_hook(_keep(hidden, layer)) for layer in layers for part in self._places[layer]]
         plan = PassPlan(batch, cache)
-        reset = _plan.set(plan)
-        try:
-            logits = hf_names.call(self.module, batch.tokens, batch.positions, batch.wanted)
-        finally:
-            _plan.reset(reset)
-            for hook in hooks:
-                hook.remove()
+        with self._turn:
+            hooks = [each.register_forward_hook(_keep(hidden, i)) for i in layers for each in self._places[i]]
+            reset = _plan.set(plan)
+            try:
+                logits = hf_names.call(self.module, batch.tokens, batch.positions, batch.wanted)
+            finally:
+                _plan.reset(reset)
+                for hook in hooks:
+                    hook.remove()
         if plan.calls == 0 or plan.calls != len(cache.layers):
             raise ModelError(
                 f"{self._architecture} asked for attention {plan.calls} times in this pass and {len(cache.layers)} "
@@ -105,7 +109,8 @@ class HFModel:
     @torch.no_grad()
     def unembed(self, hidden: torch.Tensor) -> torch.Tensor:
         """See :class:`outrider.target.base.TargetModel`."""
-        return hf_ends.unembed(self.module, hidden.to(self._dtype)).float()
+        with self._turn:
+            return hf_ends.unembed(self.module, hidden.to(self._dtype)).float()
 
     @torch.no_grad()
     def unembed_rows(self, ids: torch.Tensor) -> torch.Tensor:

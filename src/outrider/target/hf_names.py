@@ -1,11 +1,10 @@
-"""Every name that transformers may rename, in this one file and its neighbour :mod:`outrider.target.hf_ends`.
+"""Every name that transformers may rename, in this file and its neighbours, whose names begin with ``hf_`` as well.
 
 Written against transformers 5.24: the model call, the attention interface, and where a model keeps what we read.
 """
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ from transformers import (
     AttentionInterface,
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedModel,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -154,60 +152,6 @@ def _freeze_frequencies(part: Any, kind: str, layer_type: str | None, context_le
     if "long_mscale" in factors:  # Phi-3.5-MoE chooses this factor, too, by the longest position
         name = "long" if context_length > factors["original_max_position_embeddings"] else "short"
         factors["long_mscale"] = factors["short_mscale"] = factors[f"{name}_mscale"]
-
-
-def rotary_frequencies(config: Any, context_length: int) -> list[tuple[torch.Tensor, float]]:
-    """Each layer's inverse frequencies, fp32 [rotary width / 2], and what multiplies its cosines and sines.
-
-    Frequencies that depend on the length of the text are those of a text of ``context_length``.
-    """
-    kinds = getattr(config, "layer_types", None) or [None] * config.num_hidden_layers
-    by_kind = isinstance(next(iter(config.rope_parameters.values()), None), dict)
-    made: dict[str | None, tuple[torch.Tensor, float]] = {}
-    for kind in set(kinds):
-        made[kind] = _frequencies(config, kind if by_kind else None, context_length)
-    return [made[kind] for kind in kinds]
-
-
-def _frequencies(config: Any, layer_type: str | None, context_length: int) -> tuple[torch.Tensor, float]:
-    parameters = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
-    rope_type, turned = parameters.get("rope_type", "default"), parameters.get("partial_rotary_factor", 1.0)
-    if not 0 < turned <= 1:
-        raise ValueError(f"partial_rotary_factor is {turned}")
-    if rope_type != "default":
-        options = {} if layer_type is None else {"layer_type": layer_type}
-        frequencies, scale = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"), context_length, **options)
-        return frequencies.float(), float(scale)
-    head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    width = int(head_width * turned)
-    powers = torch.arange(0, width, 2, dtype=torch.int64).float() / width
-    return 1.0 / parameters["rope_theta"] ** powers, 1.0
-
-
-@dataclass(frozen=True)
-class Blueprint:
-    """What a configuration makes of a decoder, read off a model without weights."""
-
-    shapes: dict[str, tuple[int, ...]]
-    """Every parameter, in the model's order; one that is another's copy is left out."""
-    reaches: tuple[Reach, ...]
-    """Which positions each layer lets a row see."""
-    score_scales: tuple[float, ...]
-    """What multiplies each layer's attention scores."""
-
-
-def blueprint(config: Any) -> Blueprint:
-    """Draw up a decoder whose layers have their attention under ``self_attn``.
-
-    Raises whatever transformers raises for a configuration it cannot build from.
-    """
-    module = build_empty(copy.deepcopy(config), torch.float32, "eager")  # the build notes its attention in it
-    attentions: list[Any] = [layer.self_attn for layer in decoder_layers(module)]
-    return Blueprint(
-        shapes={name: tuple(parameter.shape) for name, parameter in module.named_parameters()},
-        reaches=tuple(_read_reach(attention, {}) for attention in attentions),
-        score_scales=tuple(float(attention.scaling) for attention in attentions),
-    )
 
 
 def check_config(config: Any) -> None:
@@ -348,9 +292,20 @@ def is_causal(config: Any) -> bool:
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(config, "is_encoder_decoder", False)
 
 
-def load_folder(folder: Path, config: Any, dtype: torch.dtype, attention: str) -> tuple[torch.nn.Module, list[str]]:
-    """Load a causal model from a folder of safetensors; also returns the parameters the files hold nothing for."""
-    with _no_progress_bar():
+@dataclass(frozen=True)
+class LoadedFolder:
+    """A causal model out of a folder of safetensors."""
+
+    module: torch.nn.Module
+    missing: list[str]
+    """Parameters that the files hold nothing for."""
+    unread: list[str]
+    """Tensors of the files that the model has no place for."""
+
+
+def load_folder(folder: Path, config: Any, dtype: torch.dtype, attention: str) -> LoadedFolder:
+    """Load a causal model; raises whatever transformers raises for one that it cannot load."""
+    with _quiet():
         module, report = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -359,34 +314,21 @@ def load_folder(folder: Path, config: Any, dtype: torch.dtype, attention: str) -
             local_files_only=True,
             output_loading_info=True,
         )
-    return module, sorted(report["missing_keys"])
+    return LoadedFolder(module, sorted(report["missing_keys"]), sorted(report["unexpected_keys"]))
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Keep the loader's bar off standard error, where only what the user must know belongs."""
-    shown = hf_logging.is_progress_bar_enabled()
+def _quiet() -> Iterator[None]:
+    """Keep the loader's bar and its tables off standard error, where only what the user must know belongs."""
+    shown, verbosity = hf_logging.is_progress_bar_enabled(), hf_logging.get_verbosity()
     hf_logging.disable_progress_bar()
+    hf_logging.set_verbosity_error()
     try:
         yield
     finally:
+        hf_logging.set_verbosity(verbosity)
         if shown:
             hf_logging.enable_progress_bar()
-
-
-def load_folder_tokenizer(folder: Path) -> tuple[Any, int | None, int | None, str | None]:
-    """Load a folder's tokenizer.
-
-    Returns:
-        The `tokenizers.Tokenizer` (None where the model has only a Python one), the ids of the beginning and
-        end of sequence, and the chat template.
-    """
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
-    return backend, tokenizer.bos_token_id, tokenizer.eos_token_id, template
 
 
 def context_length(config: Any) -> int | None:

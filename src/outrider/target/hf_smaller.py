@@ -79,10 +79,8 @@ def write_folder(folder: Path, config: Any, tensors: Mapping[str, torch.Tensor],
 
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
     tokenizer.backend.save(str(folder / "tokenizer.json"))
-    first_end = min(tokenizer.eos_ids, default=None)
-    marks = {"bos_token": tokenizer.bos_id, "eos_token": first_end}
     told: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    told |= {name: tokenizer.backend.id_to_token(mark) for name, mark in marks.items() if mark is not None}
+    told |= tokenizer.special_tokens
     if tokenizer.chat_template:
         told["chat_template"] = tokenizer.chat_template
     ends = {"eos_token_id": sorted(tokenizer.eos_ids)} if tokenizer.eos_ids else {}

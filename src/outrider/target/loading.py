@@ -1,7 +1,6 @@
 """Find a model by path, hub id or name, and load it ready to serve."""
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,17 +12,21 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from outrider.errors import ModelError
+from outrider.errors import ModelError, one_line
 from outrider.target import hf_names
 from outrider.target.dequantize import Job, dequantize
+from outrider.target.end_tokens import named_ends
 from outrider.target.gguf import GGUFFile, read_gguf
 from outrider.target.gguf_config import ModelPlan, check_tensors, plan_model
 from outrider.target.gguf_tokenizer import build_tokenizer
+from outrider.target.hf_tokenizer import FolderTokenizer, load_folder_tokenizer
+from outrider.target.models_folder import HEAD_SUFFIX, models_folder, named_models
+from outrider.target.shipped import paying_heads
 from outrider.target.tokenizer import Tokenizer
+from outrider.target.weight_files import has_own_output_layer, tell_unread, weight_files
 
-HEAD_SUFFIX: Final = ".head"
-"""Of the folder beside a model that holds a head trained for it."""
-MODELS_VARIABLE: Final = "OUTRIDER_MODELS"
+_MOST_LAYERS: Final = 1 << 16
+"""Of a configuration without weights."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
@@ -97,11 +100,6 @@ def load(
     )
 
 
-def models_folder() -> Path:
-    """Return the folder in which models are looked up by name."""
-    return Path(os.environ.get(MODELS_VARIABLE) or Path.home() / ".cache" / "outrider" / "models")
-
-
 def find(model: str | Path) -> tuple[Path, str]:
     """Find a model's folder or GGUF file, and the name to call it by.
 
@@ -139,29 +137,32 @@ def _find_here(model: str | Path) -> tuple[Path, str] | None:
 
 
 def heads_beside(model: str | Path) -> tuple[str, ...]:
-    """The trained head that lies beside a model: the folder of its name that ends in ``.head``; empty without one.
+    """The trained head to draft with where none is named; empty where there is none.
 
-    Nothing lies beside a model of the hub.
+    It is the one that lies beside the model, in the folder of its name that ends in ``.head``, or else one that comes
+    with this installation, was made for this very model and pays wherever it was measured.  A model of the hub that is
+    not on this machine yet has none.
 
     Raises:
         ModelError: it is no model's path, or the beginning of several models' names.
     """
     here = _find_here(model)
     if here is None:
-        return ()
+        known = _hub_copy(str(model))
+        return () if known is None else paying_heads(known)
     path = here[0].resolve()
     folder = path.parent / ((path.stem if path.is_file() else path.name) + HEAD_SUFFIX)
-    return (str(folder),) if (folder / "config.json").is_file() else ()
+    return (str(folder),) if (folder / "config.json").is_file() else paying_heads(path)
 
 
-def named_models() -> dict[str, Path]:
-    """Return every model in the models folder, GGUF files and folders, by name."""
-    folder = models_folder()
-    if not folder.is_dir():
-        return {}
-    files = {path.stem: path for path in folder.glob("*.gguf")}
-    folders = [path.parent for path in folder.glob("*/config.json")]
-    return files | {path.name: path for path in folders if path.suffix != HEAD_SUFFIX}
+def _hub_copy(model: str) -> Path | None:
+    """The copy of a hub's model that was downloaded before; it says nothing where there is none."""
+    from huggingface_hub import snapshot_download  # not needed for a model that is named by its path
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=_HUB_FILES, local_files_only=True))
+    except Exception:  # noqa: BLE001 - the client's errors have no common base; loading will tell
+        return None
 
 
 def _find_by_name(name: str) -> Path | None:
@@ -200,7 +201,12 @@ def open_model(model: str | Path) -> ModelFiles:
 
 
 def _open_folder(path: Path, name: str) -> ModelFiles:
-    files = tuple(sorted(path.glob("*.safetensors")))
+    files: tuple[Path, ...] = ()
+    missing: ModelError | None = None
+    try:
+        files = weight_files(path, name)
+    except ModelError as error:
+        missing = error  # what the model is comes before what it lacks
     _check_layers(path, name, files)
     try:
         config = hf_names.read_folder_config(path)
@@ -209,16 +215,23 @@ def _open_folder(path: Path, name: str) -> ModelFiles:
     if not hf_names.is_causal(config):
         raise ModelError(f"{name}: {config.model_type!r} is not a decoder-only language model; it cannot be served")
     hf_names.check_config(config)
-    if not files:
-        raise ModelError(f"{name}: the folder holds no .safetensors weights")
+    if missing is not None:
+        raise missing
+    if getattr(config, "tie_word_embeddings", False) and has_own_output_layer(files):
+        config.tie_word_embeddings = False  # as in transformers, the weights are believed
     try:
-        backend, bos, eos, template = hf_names.load_folder_tokenizer(path)
+        found = load_folder_tokenizer(path)
     except Exception as error:  # damaged tokenizer files raise their library's own errors
         raise ModelError(f"{name}: cannot be loaded: {one_line(error)}") from error
-    if backend is None:
+    if found.backend is None:
         raise ModelError(f"{name}: has no fast tokenizer (tokenizer.json); convert it with transformers first")
     tokenizer = Tokenizer(
-        backend, name=name, bos_id=bos, eos_ids=_folder_ends(path, config, eos), chat_template=template
+        found.backend,
+        name=name,
+        bos_id=found.bos_id,
+        eos_ids=_folder_ends(path, config, found),
+        special_tokens=found.special_tokens,
+        chat_template=found.chat_template,
     )
     return ModelFiles(path, name, config, tokenizer, _context_length(config, name), files)
 
@@ -230,14 +243,15 @@ def _check_layers(path: Path, name: str, files: Sequence[Path]) -> None:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{name}: its config.json cannot be used: {one_line(error)}") from error
     try:
-        tensors = sum(_count_tensors(file) for file in files)
+        tensors = sum(_count_tensors(file) for file in files) if files else _MOST_LAYERS
     except Exception as error:  # damaged weights raise their library's own errors
         raise ModelError(f"{name}: cannot be loaded: {one_line(error)}") from error
     nested = values.values() if isinstance(values, dict) else ()
     for part in (values, *nested):
         layers = part.get("num_hidden_layers") if isinstance(part, dict) else None
-        if files and isinstance(layers, int) and not 1 <= layers <= tensors:
-            raise ModelError(f"{name}: its config.json asks for {layers} layers, and there are {tensors} tensors")
+        if isinstance(layers, int) and not 1 <= layers <= tensors:
+            there = f"there are {tensors} tensors" if files else "there are no weights"
+            raise ModelError(f"{name}: its config.json asks for {layers} layers, and {there}")
 
 
 def _count_tensors(file: Path) -> int:
@@ -252,18 +266,26 @@ def _context_length(config: Any, name: str) -> int:
     return context
 
 
-def _folder_ends(path: Path, config: Any, tokenizer_end: int | None) -> set[int]:
-    """Collect the ids that end a text: generation_config.json decides, then the model's, and the tokenizer's too."""
+def _folder_ends(path: Path, config: Any, tokenizer: FolderTokenizer) -> set[int]:
+    """Collect the ids that end a text: of generation_config.json or the model's, the tokenizer's, and those by name."""
     try:
         named = json.loads((path / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
     except (OSError, ValueError, RecursionError, AttributeError):
         named = None
     named = named if named is not None else getattr(config, "eos_token_id", None)
     several = named if isinstance(named, list) else [named]
-    ends = {end for end in (*several, tokenizer_end) if isinstance(end, int)}
+    added = {token.content: i for i, token in tokenizer.backend.get_added_tokens_decoder().items()}
+    by_name = [added[token] for token in named_ends(added) if _is_told(path, token)]
+    ends = {end for end in (*several, tokenizer.eos_id, *by_name) if isinstance(end, int)}
     if any(not isinstance(end, int) for end in several if end is not None):
         raise ModelError(f"{path.name}: the ids that end a text must be integers, not {named!r}")
     return ends
+
+
+def _is_told(path: Path, token: str) -> bool:
+    """Whether a folder's own files know a token: a family's class may add one that the model was made without."""
+    files = (path / name for name in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json"))
+    return any(json.dumps(token).encode() in file.read_bytes() for file in files if file.is_file())
 
 
 def _open_gguf(path: Path, name: str) -> ModelFiles:
@@ -282,12 +304,13 @@ def _open_gguf(path: Path, name: str) -> ModelFiles:
 
 def _folder_module(files: ModelFiles, dtype: torch.dtype, attention: str) -> nn.Module:
     try:
-        module, missing = hf_names.load_folder(files.path, files.config, dtype, attention)
+        loaded = hf_names.load_folder(files.path, files.config, dtype, attention)
     except Exception as error:  # damaged weights raise their library's own errors
         raise ModelError(f"{files.name}: cannot be loaded: {one_line(error)}") from error
-    if missing:
-        raise ModelError(f"{files.name}: its weights hold nothing for the model's {', '.join(missing[:3])}")
-    return module
+    if loaded.missing:
+        raise ModelError(f"{files.name}: its weights hold nothing for the model's {', '.join(loaded.missing[:3])}")
+    tell_unread(files.name, loaded.unread)
+    return loaded.module
 
 
 def _gguf_module(files: ModelFiles, dtype: torch.dtype, attention: str) -> nn.Module:
@@ -323,8 +346,3 @@ def _check_complete(file: GGUFFile, module: nn.Module) -> None:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_meta:
             raise file.fail(f"holds nothing for the model's {name!r}")
-
-
-def one_line(error: BaseException) -> str:
-    """Shorten a library's message to one line."""
-    return " ".join(str(error).split())[:200] or type(error).__name__

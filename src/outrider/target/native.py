@@ -13,18 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from outrider.errors import ModelError
+from outrider.errors import ModelError, one_line
 from outrider.kernels.native import cpu
 from outrider.kv.pool import PagedCache
-from outrider.target import hf_names
 from outrider.target.base import TargetOutput, check_layers
-from outrider.target.loading import ModelFiles, one_line
+from outrider.target.hf_blueprint import blueprint
+from outrider.target.loading import ModelFiles
 from outrider.target.native_pass import half_store, row_bytes, shares
 from outrider.target.native_plan import Plan, reason_against
 from outrider.target.native_weights import (
     Bytes,
     GGUFWeights,
-    MappedTensors,
     Quantization,
     RequantizedWeights,
     StoredMatrix,
@@ -33,6 +32,7 @@ from outrider.target.native_weights import (
     pack_all,
 )
 from outrider.target.packed_cache import PackedEntry
+from outrider.target.weight_files import MappedTensors
 from outrider.tree import TreeBatch
 
 
@@ -82,10 +82,10 @@ class NativeModel:
         if reason := reason_against(config):
             raise ModelError(f"the native backend cannot serve {name}: {reason}")
         with _naming(name):
-            blueprint = hf_names.blueprint(config)
-        weights.check(blueprint.shapes)  # from here on, no size is larger than what is really there
+            drawn = blueprint(config)
+        weights.check(drawn.shapes)  # from here on, no size is larger than what is really there
         with _naming(name):
-            plan = Plan.of(config, blueprint, context_length)
+            plan = Plan.of(config, drawn, context_length)
         self.context_length = context_length
         self._shape, self.layers = plan.shape, plan.layers
         self.vocabulary, self.width = plan.shape.vocabulary, plan.shape.width

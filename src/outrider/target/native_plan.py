@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from outrider.kernels.native import missing
-from outrider.target import hf_names
+from outrider.target.hf_blueprint import Blueprint
 from outrider.target.native_weights import Bytes
+from outrider.target.pass_plan import AttentionCall
 
 _MODULES: Final = {
     "query": "self_attn.q_proj",
@@ -169,13 +170,14 @@ class Plan:
         return places
 
     @classmethod
-    def of(cls, config: Any, blueprint: hf_names.Blueprint, context_length: int) -> Plan:
+    def of(cls, config: Any, blueprint: Blueprint, context_length: int) -> Plan:
         """Raises whatever transformers raises for an impossible configuration, and ValueError."""
         family = FAMILIES[config.model_type]
         rotations = tuple(
             Rotation(frequencies.contiguous().numpy(), scale)
-            for frequencies, scale in hf_names.rotary_frequencies(config, context_length)
+            for frequencies, scale in blueprint.rotations(context_length)
         )
+        calls = blueprint.attention_calls()
         shape = Shape(
             width=config.hidden_size,
             heads=config.num_attention_heads,
@@ -185,32 +187,34 @@ class Plan:
             inner=config.intermediate_size,
             vocabulary=config.vocab_size,
             norm_epsilon=float(config.rms_norm_eps),
-            score_scale=blueprint.score_scales[0],
-            score_cap=float(getattr(config, family.score_cap, None) or 0),
+            score_scale=calls[0].scaling,
+            score_cap=float(calls[0].softcap or 0),
             logit_cap=float(getattr(config, family.logit_cap, None) or 0),
             embedding_scale=torch.tensor(config.hidden_size**0.5).item() if family.scales_embedding else 1.0,
             gelu=_GELUS[getattr(config, family.activation)],
         )
-        windows = tuple(reach.window or 0 for reach in blueprint.reaches)
-        _check_numbers(shape, rotations, blueprint)
+        windows = tuple(call.reach.window or 0 for call in calls)
+        _check_numbers(shape, rotations, calls)
         return cls(family, shape, blueprint.shapes, rotations, windows)
 
 
-def _check_numbers(shape: Shape, rotations: Sequence[Rotation], blueprint: hf_names.Blueprint) -> None:
+def _check_numbers(shape: Shape, rotations: Sequence[Rotation], calls: Sequence[AttentionCall]) -> None:
     """Refuse what no parameter's shape would give away."""
     for name, number in vars(shape).items():
         if not math.isfinite(number) or (type(number) is int and number < 1) or number < 0:
             raise ValueError(f"the {name.replace('_', ' ')} is {number}")
     if shape.heads % shape.key_heads:
         raise ValueError(f"{shape.key_heads} key heads do not divide {shape.heads} heads")
-    if len(set(blueprint.score_scales)) > 1:
-        raise ValueError("its layers scale their attention scores differently")
+    if len({(call.scaling, call.softcap) for call in calls}) > 1:
+        raise ValueError("its layers scale or cap their attention scores differently")
+    if len(calls) != len(rotations) or any(call.sinks is not None for call in calls):
+        raise ValueError("its layers do not ask for attention once each, or have sinks, for which there is no kernel")
     for rotation in rotations:
         turned = 2 * len(rotation.inverse_frequencies)
         if turned != shape.rotary_width or turned > shape.head_width:
             raise ValueError(f"a head has {shape.head_width} numbers, and {turned} of them would turn")
         if not (np.isfinite(rotation.inverse_frequencies).all() and math.isfinite(rotation.scale)):
             raise ValueError("its rotary frequencies are not finite")
-    for reach in blueprint.reaches:
+    for reach in (call.reach for call in calls):
         if reach.chunk is not None or (reach.window is not None and reach.window < 1):
             raise ValueError(f"a layer's attention reaches {reach.chunk or reach.window} positions")

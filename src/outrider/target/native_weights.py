@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import enum
 import mmap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
-from safetensors import safe_open
 
 from outrider.errors import ConfigError, ModelError
 from outrider.kernels.native import cpu
 from outrider.target.dequantize import TENSOR_KINDS, dequantize
 from outrider.target.gguf import GGUFFile
 from outrider.target.gguf_config import ModelPlan, check_tensors
-from outrider.target.loading import one_line
 from outrider.target.packed_cache import LEAST_BYTES, PackedEntry
+from outrider.target.weight_files import OUTPUT_LAYER, tell_unread
 
 ALIGNMENT: Final = 4096
+_BODY: Final = "model."
+"""What parameters' names begin with but the output layer's."""
+_COMPUTED: Final = "rotary_emb.inv_freq"
+"""Constants that older checkpoints hold, and every model computes."""
 _PLAIN_KINDS: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _KINDS: Final = {kind.name: kind for kind in TENSOR_KINDS.values()}
 Bytes = np.ndarray[Any, Any]
@@ -144,37 +145,6 @@ class GGUFWeights:
         return job.out.numpy()
 
 
-@contextmanager
-def _readable(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # the library's errors have no common base, and some are torch's
-        raise ModelError(f"{file.name}: cannot be read: {one_line(error)}") from error
-
-
-class MappedTensors(Mapping[str, torch.Tensor]):
-    """The tensors of safetensors files, read from the mapped file when they are asked for."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._homes: dict[str, Any] = {}
-        for file in files:
-            with _readable(file):
-                opened: Any = safe_open(file, framework="pt")
-            self._homes |= dict.fromkeys(opened.keys(), (file, opened))
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        file, opened = self._homes[name]
-        with _readable(file):
-            tensor: torch.Tensor = opened.get_tensor(name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._homes)
-
-    def __len__(self) -> int:
-        return len(self._homes)
-
-
 class TensorWeights:
     """Tensors in memory or in mapped files.
 
@@ -192,6 +162,10 @@ class TensorWeights:
         if absent:
             raise ModelError(f"{self._name}: its weights hold nothing for the model's {', '.join(absent[:3])}")
         for name, shape in due.items():
+            # transformers takes a name with or without the prefix, and of two the one that comes first
+            for other in {_BODY + name, name.removeprefix(_BODY)} - {name}:
+                if other in self._tensors:
+                    raise ModelError(f"{self._name}: its weights hold {name!r} twice, the other time as {other!r}")
             tensor = self._tensors[name]
             if tensor.dtype not in _PLAIN_KINDS:
                 raise ModelError(
@@ -201,6 +175,8 @@ class TensorWeights:
                 raise ModelError(
                     f"{self._name}: {name!r} has the shape {list(tensor.shape)} where {list(shape)} is due"
                 )
+        unread = self._tensors.keys() - due.keys() - {OUTPUT_LAYER}  # an equal output layer is tied
+        tell_unread(self._name, sorted(name for name in unread if not name.endswith(_COMPUTED)))
 
     def matrix(self, name: str) -> StoredMatrix:
         """See :class:`WeightSource`."""

@@ -10,7 +10,7 @@ from outrider.target.dequantize import dequantize
 from outrider.target.gguf import GGUFFile
 from outrider.target.gguf_config import ModelPlan
 from outrider.target.loading import ModelFiles
-from outrider.target.native_weights import MappedTensors
+from outrider.target.weight_files import MappedTensors
 
 
 class GGUFParameters(Mapping[str, torch.Tensor]):

@@ -4,18 +4,17 @@ import codecs
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, Literal, Protocol
 
 import tokenizers
-from jinja2 import Template, TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from outrider.errors import ModelError, RequestError
+from outrider.errors import RequestError
+from outrider.target.chat_template import ChatTemplate, Message
+from outrider.target.hf_tokenizer import Template
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -28,6 +27,9 @@ class DetokenizerStream(Protocol):
 
     def finish(self) -> str:
         """Return what a cut character at the end decodes to (U+FFFD), or ""."""
+
+    def fork(self) -> "DetokenizerStream":
+        """Return another stream that goes on from here."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,24 @@ class Tokenizer:
         name: str,
         bos_id: int | None = None,
         eos_ids: Iterable[int] = (),
-        chat_template: str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: Template | None = None,
     ) -> None:
+        """Make a tokenizer.
+
+        Args:
+            backend: turns text into ids and back.
+            name: the model's, for messages.
+            bos_id: what begins a text.
+            eos_ids: what ends one.
+            special_tokens: the tokens that templates may ask for by name, as ``eos_token``, by name.
+            chat_template: how conversations are written; several by name where there is one for tools.
+        """
         self.backend = backend
         self.name = name
         self.bos_id = bos_id
         self.eos_ids = frozenset(eos_ids)
+        self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
         self._byte_level = _decoder_names(backend) == {"ByteLevel"}
         self._byte_fallback = "ByteFallback" in _decoder_names(backend)
@@ -117,36 +131,37 @@ class Tokenizer:
         match = _BYTE_TOKEN.fullmatch(token) if token is not None else None
         return bytes([int(match[1], 16)]) if match else b""
 
-    def apply_chat_template(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Write a conversation the way the model was trained to read it.
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool | str = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Write a conversation the way the model was trained to read it, as transformers would.
+
+        Args:
+            messages: ``{"role": …, "content": …}`` in order; a content is a string, or a list of parts
+                ``{"type": "text", "text": …}``, which become one string where the template reads strings alone.
+            tools: JSON schemas of functions, or functions with type hints and a docstring.
+            add_generation_prompt: begin the model's answer.
+            continue_final_message: leave the last message open, for the model to go on with; a string names another
+                of its fields than ``content``.
+            template_kwargs: what else the template reads, as ``enable_thinking`` or ``documents``.
 
         Raises:
-            ModelError: the model has no chat template, or its template cannot be compiled.
-            RequestError: the template refuses these messages.
+            ModelError: the model has no chat template, or its template cannot be compiled or run.
+            RequestError: the template refuses these messages or fails on them, or a part is no text.
         """
-        bos = self.backend.id_to_token(self.bos_id) if self.bos_id is not None else None
-        eos = next((self.backend.id_to_token(i) for i in sorted(self.eos_ids)), None)
-        try:
-            return self._template.render(
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                bos_token=bos or "",
-                eos_token=eos or "",
-            )
-        except (TemplateError, TypeError, ValueError, LookupError) as error:
-            raise RequestError(f"{self.name}: the chat template refuses these messages: {error}") from error
-
-    @cached_property
-    def _template(self) -> Template:
-        if not self.chat_template:
-            raise ModelError(f"{self.name}: has no chat template; send a plain prompt, or use an instruct model")
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = _to_json
-        environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        try:
-            return environment.from_string(self.chat_template)
-        except TemplateError as error:
-            raise ModelError(f"{self.name}: the chat template cannot be compiled: {error}") from error
+        return ChatTemplate(self.name, self.chat_template, self.special_tokens).write(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+        )
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -179,13 +194,18 @@ class _ByteStream:
     def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
         self._token_bytes = tokenizer.token_bytes
         self._skipped = skipped
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder: codecs.IncrementalDecoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         return "" if token_id in self._skipped else self._decoder.decode(self._token_bytes(token_id))
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
+
+    def fork(self) -> "_ByteStream":
+        twin = copy(self)
+        twin._decoder = _fork(self._decoder)
+        return twin
 
 
 class _WindowStream:
@@ -196,7 +216,8 @@ class _WindowStream:
         self._skipped = skipped
         self._printed: list[int] = []
         self._pending: list[int] = []
-        self._character = codecs.getincrementaldecoder("utf-8")()  # the bytes of the character being spelled
+        self._character: codecs.IncrementalDecoder = codecs.getincrementaldecoder("utf-8")()
+        """Has seen the bytes of the character that is being spelled."""
 
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:
@@ -219,6 +240,18 @@ class _WindowStream:
         except UnicodeDecodeError:
             self._character.reset()
         return bool(self._character.getstate()[0])
+
+    def fork(self) -> "_WindowStream":
+        twin = copy(self)
+        twin._pending, twin._character = self._pending.copy(), _fork(self._character)
+        return twin
+
+
+def _fork(decoder: codecs.IncrementalDecoder) -> codecs.IncrementalDecoder:
+    """Make another decoder that has seen the same bytes."""
+    twin = codecs.getincrementaldecoder("utf-8")(decoder.errors)
+    twin.setstate(decoder.getstate())
+    return twin
 
 
 def _decoder_names(backend: tokenizers.Tokenizer) -> set[str]:
@@ -245,18 +278,3 @@ def _byte_level_bytes(token: str) -> bytes:
         return bytes([_BYTE_OF[character] for character in token])
     except KeyError:
         return token.encode()
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """Write JSON for a prompt, where HTML escapes, jinja's default, would be noise."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    """Let a template refuse a conversation."""
-    raise TemplateError(message)
-
-
-def _strftime_now(layout: str) -> str:
-    """Let a template write today's date."""
-    return datetime.now().strftime(layout)

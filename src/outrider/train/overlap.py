@@ -18,6 +18,8 @@ from hashlib import blake2b
 from importlib.resources import files
 from typing import Final
 
+from outrider.prompts import built_in
+
 RUN: Final = 10
 """Words of a run."""
 WINDOW: Final = 7
@@ -63,8 +65,9 @@ class HeldOut:
 
 @lru_cache
 def evaluation_prompts() -> HeldOut:
-    """The prompts that Outrider's own figures are measured on, which come with the package as hashes."""
-    return HeldOut.read((files("outrider.train") / _FILE).read_bytes())
+    """What Outrider's own figures are measured on, which comes with the package as hashes, and the built-in prompts."""
+    own = HeldOut.of(turn["content"] for prompt in built_in() for turn in prompt.turns)
+    return HeldOut(own.hashes | HeldOut.read((files("outrider.train") / _FILE).read_bytes()).hashes)
 
 
 def words(text: str) -> list[str]:

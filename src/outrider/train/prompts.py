@@ -1,16 +1,18 @@
-"""Prompts to train on: read from JSON lines, refused where the evaluation prompts are among them."""
+"""Prompts to train on: read from files, refused where the evaluation prompts are among them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from outrider.errors import ConfigError
+from outrider.prompts import read
+from outrider.prompts.prompt import USER
 from outrider.train.overlap import HeldOut, evaluation_prompts
 
 if TYPE_CHECKING:
@@ -18,10 +20,6 @@ if TYPE_CHECKING:
 
 VALIDATION_SHARE: Final = 0.03
 """Of all prompts, those that are kept for held-out figures."""
-_USER: Final = "user"
-_ASSISTANT: Final = "assistant"
-_ROLES: Final = ("system", _USER, _ASSISTANT)
-_SHAPE: Final = '{"messages": [{"role", "content"}, …]}, {"prompt": text} or {"text": text}'
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Prompt:
     @classmethod
     def asked(cls, question: str) -> Prompt:
         """A conversation of one question."""
-        return cls(messages=((_USER, question),))
+        return cls(messages=((USER, question),))
 
     @cached_property
     def key(self) -> str:
@@ -70,12 +68,11 @@ class Prompt:
 
 
 def read_prompts(paths: Sequence[Path], held_out: HeldOut | None = None) -> list[Prompt]:
-    """The prompts of JSON lines files, each once.
+    """The prompts of files, each once: conversations whole, but for an answer at the end, which the target gives.
 
     Args:
-        paths: one JSON object a line: a conversation, of which an answer at the end is left off; a ``prompt``, which
-            the user asks; or a ``text``, which the model goes on with.
-        held_out: evaluation prompts; None takes those that come with Outrider.
+        paths: see :func:`outrider.prompts.read`.
+        held_out: evaluation prompts; None takes those that Outrider's own figures are measured on.
 
     Raises:
         ConfigError: a file cannot be read, a line is not a prompt, or one holds an evaluation prompt; file and line
@@ -84,12 +81,13 @@ def read_prompts(paths: Sequence[Path], held_out: HeldOut | None = None) -> list
     refused = evaluation_prompts() if held_out is None else held_out
     prompts: dict[str, Prompt] = {}
     for path in paths:
-        for place, prompt in _lines(path):
+        for found in read(path):
+            prompt = Prompt(found.unanswered, found.text)
             for part in prompt.parts:
-                if (found := refused.found_in(part)) is not None:
+                if (words := refused.found_in(part)) is not None:
                     raise ConfigError(
-                        f"{place} holds the words {found!r} of an evaluation prompt, and what is measured may not be "
-                        "trained on; take the line out"
+                        f"{found.place} holds the words {words!r} of an evaluation prompt, and what is measured may "
+                        "not be trained on; take the line out"
                     )
             prompts[prompt.key] = prompt
     if not prompts:
@@ -104,42 +102,3 @@ def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
     lines = (json.dumps(prompt.to_dict(), ensure_ascii=False) + "\n" for prompt in prompts)
     temporary.write_text("".join(lines), encoding="utf-8")
     temporary.replace(path)
-
-
-def _lines(path: Path) -> Iterable[tuple[str, Prompt]]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the prompt file {path} cannot be read: {error}") from error
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield f"{path}: line {number}", _prompt(f"{path}: line {number}", line)
-
-
-def _prompt(place: str, line: str) -> Prompt:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        value = None
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{place} is no JSON object; write {_SHAPE}")
-    if "messages" in value:
-        return Prompt(messages=_messages(place, value["messages"]))
-    text = next((value[name] for name in ("prompt", "text") if name in value), None)
-    if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"{place} is no prompt; write {_SHAPE}")
-    return Prompt.asked(text) if "prompt" in value else Prompt(text=text)
-
-
-def _messages(place: str, value: Any) -> tuple[tuple[str, str], ...]:
-    try:
-        turns = [(turn["role"], turn["content"]) for turn in value]
-    except (TypeError, KeyError):
-        raise ConfigError(f"{place}: each of its messages needs a role and a content") from None
-    if any(role not in _ROLES or not isinstance(content, str) for role, content in turns):
-        raise ConfigError(f"{place}: the roles are {', '.join(_ROLES)}, and a content is text")
-    while turns and turns[-1][0] == _ASSISTANT:  # the target gives its own answer
-        turns.pop()
-    if not turns or turns[-1][0] != _USER or not turns[-1][1].strip():
-        raise ConfigError(f"{place}: no user's turn is left to answer")
-    return tuple(turns)

@@ -16,7 +16,7 @@ import torch
 
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import writing
-from outrider.target import hf_names
+from outrider.target.hf_blueprint import blueprint
 from outrider.target.hf_smaller import BODY, body, run, smaller_config, write_folder
 from outrider.target.loading import ModelFiles, open_model
 from outrider.target.native_plan import FAMILIES
@@ -94,7 +94,7 @@ class SmallDecoder(torch.nn.Module):
         """Write it as a model of its own, with the target's embeddings, LM head and tokenizer."""
         own = {f"{BODY}{name}": weight for name, weight in self.body.state_dict().items()}
         numbers = parameters(self.files)
-        due = hf_names.blueprint(self.config).shapes
+        due = blueprint(self.config).shapes
         ends = {name: numbers[name] for name in due if name not in own}
         with writing(folder):
             write_folder(folder, self.config, own | ends, self.files.tokenizer)
@@ -113,6 +113,10 @@ def source_of(target: TargetModel) -> ModelFiles:
         raise ConfigError(
             f"no draft model can be cut out of {files.name}: its model type {files.config.model_type!r} is not among "
             f"{', '.join(FAMILIES)}"
+        )
+    if absent := blueprint(files.config).shapes.keys() - set(parameters(files)):
+        raise ConfigError(
+            f"no draft model can be cut out of {files.name}: its weights hold nothing named {min(absent)!r}"
         )
     return files
 
@@ -133,7 +137,7 @@ def checked(cut: Cut, files: ModelFiles) -> Cut:
 
 def _kept(files: ModelFiles, small: Any, cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
     """Each parameter of the blocks and of the final norm, by its name in the small model."""
-    due, numbers = hf_names.blueprint(small).shapes, parameters(files)
+    due, numbers = blueprint(small).shapes, parameters(files)
     for name in due:
         if name.startswith(BODY) and not name.startswith((f"{BODY}layers.", f"{BODY}embed_tokens.")):
             yield name, numbers[name].float().clone()

@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol, TypeVar
 import numpy as np
 
 from outrider.errors import ConfigError
-from outrider.law import Law
+from outrider.law import ERROR, Law
 from outrider.sampling.noise import Purpose, counter_word, uniform
 from outrider.tree import TokenTree
 
@@ -36,24 +36,32 @@ class Verdict:
     path: tuple[int, ...]
     """Accepted nodes from the anchor's child on; a root-to-node path of the tree."""
     tokens: tuple[int, ...]
-    """Emitted tokens: the accepted drafts, then the bonus unless the output ended before it."""
+    """Emitted tokens: the accepted drafts, then the bonus unless the output ended or failed before it."""
     drafted: tuple[int, ...]
     """Nodes in the tree by depth, depth 1 first."""
     tested: tuple[int, ...]
     """1 at each depth where the accepted path reached a node with a child."""
     accepted: tuple[int, ...]
     """1 at each depth of the accepted path."""
+    failed: bool = False
+    """Whether the row after the path cannot be read, so that no token follows."""
 
     @classmethod
     def of(cls, tree: TokenTree, path: Sequence[int], bonus: int) -> Verdict:
-        """The verdict that accepts a path of nodes and emits one token after it."""
-        tokens = (*(tree.tokens[node] for node in path), bonus)
-        return cls(tuple(path), tokens, *_counts(tree, path))
+        """The verdict that accepts a path of nodes and emits one token after it, or none where it is ``ERROR``."""
+        failed = bonus == ERROR
+        tokens = (*(tree.tokens[node] for node in path), *(() if failed else (bonus,)))
+        return cls(tuple(path), tokens, *_counts(tree, path), failed)
 
     @classmethod
     def nothing(cls) -> Verdict:
-        """The verdict on a request that met an error."""
-        return cls((), (), (), (), ())
+        """The verdict where the rule itself broke down."""
+        return cls((), (), (), (), (), failed=True)
+
+    @property
+    def last(self) -> int:
+        """The node after which the round ended."""
+        return self.path[-1] if self.path else 0
 
     def cut(self, tree: TokenTree, emitted: int) -> Verdict:
         """The same verdict when the output ends after its first ``emitted`` tokens."""
@@ -81,7 +89,15 @@ class Dice(Protocol):
         ...
 
     def draw(self, node: int, weights: Law) -> int:
-        """An index drawn in proportion to non-negative ``weights``, whatever they add up to; one draw at this node."""
+        """An outcome drawn in proportion to non-negative ``weights``; one draw at this node.
+
+        Args:
+            node: names the draw.
+            weights: whatever they add up to; all 0 is the law of a row that cannot be read.
+
+        Returns:
+            An index, or ``ERROR`` where all weights are 0.
+        """
         ...
 
 
@@ -108,6 +124,8 @@ class KeyedDice:
     def draw(self, node: int, weights: Law) -> int:
         """See :class:`Dice`."""
         cumulative = weights.cumsum()
+        if cumulative[-1] == 0.0:
+            return ERROR
         index = int(cumulative.searchsorted(self._uniform(node) * cumulative[-1], side="right"))
         # Rounding may carry the place to the very end; the last possible token is the right one there.
         return index if index < len(weights) else int(np.flatnonzero(weights)[-1])
@@ -132,18 +150,18 @@ class Answers(Protocol[_Answer_co]):
 class Rows(Protocol):
     """The target's answer to one tree, computed only where a rule looks.
 
-    A rule that walks down from the anchor never reads a row behind a rejected draft, and so never meets what such a row
-    may hold: a history that no text could have, say, for which a grammar leaves no token.
+    A row that cannot be read has the outcome :data:`outrider.law.ERROR` for certain, and so has every row behind an end
+    of the output: no text gets there, so nobody is asked what would follow.
     """
 
     @property
     def tokens(self) -> Answers[int]:
-        """The target's own token after each node, under the request's choice noise."""
+        """The target's own token after each node, under the request's choice noise; ``ERROR`` where it has none."""
         ...
 
     @property
     def probabilities(self) -> Answers[Law]:
-        """The target's distribution after each node."""
+        """The target's distribution after each node; all 0 where it has none."""
         ...
 
     def dice(self, purpose: Purpose) -> Dice:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from outrider.law import Law
+from outrider.law import Law, is_unreadable
 from outrider.sampling.noise import Purpose
 from outrider.tree import TokenTree
 from outrider.verify.base import Draws, Rows, Verdict, register
@@ -43,8 +43,10 @@ def _test(w: float, p: Law, q: Law) -> tuple[float, Law]:
     """Probability ``h`` that a prefix of weight w is taken, and the weights of the token after it."""
     r = np.maximum(w * p - q, 0.0)
     Z = float(r.sum())
-    if Z == 0.0:  # with w = 1 this is p = q: the next draft is certain to pass, and rounding alone leads here
-        return 0.0, p
+    if Z == 0.0:
+        # A row that cannot be read has all its mass on an outcome no draft is drawn from: Z is w.  Else w = 1 and
+        # p = q: the next draft is certain to pass, and rounding alone leads here.
+        return (w if is_unreadable(p) else 0.0), p
     return Z / (Z + (1.0 - w)), r
 
 

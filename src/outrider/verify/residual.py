@@ -47,7 +47,7 @@ def residual(p: Law, q: Law) -> Law:
     """``norm(max(p − q, 0))``, the law that is left when a draft from q was rejected against p.
 
     Returns:
-        p itself when rounding leaves nothing, which takes p and q that are equal.
+        p itself when nothing is left: p and q are equal but for rounding, or p is the law of a row that cannot be read.
     """
     left = np.maximum(p - q, 0.0)
     mass = float(left.sum())

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import torch
 
-from outrider.errors import NumericsError
-from outrider.law import Law, Laws
+from outrider.errors import NumericsError, RequestError
+from outrider.law import ERROR, Law, Laws, unreadable
 from outrider.sampling.best import check
 from outrider.sampling.distribution import softmax, undefined
 from outrider.sampling.noise import Purpose
-from outrider.sampling.sampler import RequestSampler
+from outrider.sampling.sampler import Path, RequestSampler
 from outrider.tree import TokenTree
 from outrider.verify.base import Dice, KeyedDice
 
@@ -96,13 +96,14 @@ class SharedLaws:
 
 
 class TargetRows:
-    """The target's answer to one sequence's tree, computed only where a rule looks.
+    """The target's answer to one sequence's tree, computed only where a rule looks; see :class:`Rows`.
 
     Args:
         logits: float [nodes, ≥ vocabulary].
         tree: the tree they answer.
         sampler: turns rows into distributions.
         round_number: the request's round, which names the dice of ratio rules.
+        ended: whether the output ends on a drafted path, so that its last row is never asked.
         best: gives a node's argmax where the whole pass shares it; None chooses by the sampler.
         law: gives a node's law likewise.
     """
@@ -113,18 +114,34 @@ class TargetRows:
         tree: TokenTree,
         sampler: RequestSampler,
         round_number: int,
+        ended: Callable[[Path], bool] = lambda path: False,
         best: Callable[[int], int] | None = None,
         law: Callable[[int], Law] | None = None,
     ) -> None:
         self.logits, self._tree, self._sampler, self._round = logits, tree, sampler, round_number
-        self.tokens = LazyAnswers(best or self._choose)
-        """The target's own token after each node."""
-        self.probabilities = LazyAnswers(law or self._law)
-        """The target's distribution after each node."""
+        self._ended = ended
+        self.failures: dict[int, Exception] = {}
+        """Why a node's row cannot be read; rows behind an end are not among them."""
+        self.tokens = LazyAnswers(self._guarded(best or self._choose, lambda: ERROR))
+        """See :class:`outrider.verify.base.Rows`."""
+        self.probabilities = LazyAnswers(self._guarded(law or self._law, lambda: unreadable(sampler.vocabulary)))
+        """See :class:`outrider.verify.base.Rows`."""
 
     def dice(self, purpose: Purpose) -> Dice:
         """Dice for one purpose in this round."""
         return KeyedDice(self._sampler.seed, self._round, self._sampler.choice, purpose)
+
+    def _guarded(self, read: Callable[[int], _Answer], nothing: Callable[[], _Answer]) -> Callable[[int], _Answer]:
+        def answer(node: int) -> _Answer:
+            if node and self._ended(self._tree.paths[node]):
+                return nothing()
+            try:
+                return read(node)
+            except (NumericsError, RequestError) as error:
+                self.failures[node] = error
+                return nothing()
+
+        return answer
 
     def _choose(self, node: int) -> int:
         return self._sampler.choose(self.logits[node : node + 1], [self._tree.paths[node]])[0]
@@ -134,26 +151,36 @@ class TargetRows:
         return law
 
 
-def rows_of(
-    logits: torch.Tensor, vocabulary: int, requests: Sequence[tuple[int, TokenTree, RequestSampler, int]]
-) -> list[TargetRows]:
+class Asked(NamedTuple):
+    """One sequence whose rows a rule will look at."""
+
+    first: int
+    """Its first row among the pass's logits."""
+    tree: TokenTree
+    sampler: RequestSampler
+    round_number: int
+    ended: Callable[[Path], bool]
+    """See :class:`TargetRows`."""
+
+
+def rows_of(logits: torch.Tensor, vocabulary: int, sequences: Sequence[Asked]) -> list[TargetRows]:
     """Cut a pass's logits into each sequence's rows.
 
     Args:
         logits: float [wanted rows, ≥ vocabulary].
         vocabulary: columns that count.
-        requests: per sequence its first row, tree, sampler and round number.
+        sequences: in the order of their rows.
     """
     best = SharedArgmax(logits, vocabulary)
     laws: dict[float, SharedLaws] = {}
     rows = []
-    for first, tree, sampler, round_number in requests:
+    for first, tree, sampler, round_number, ended in sequences:
         nodes, temperature = logits[first : first + len(tree)], sampler.temperature_alone
         if temperature is not None and temperature not in laws:
             laws[temperature] = SharedLaws(logits, vocabulary, temperature)
         token = partial(_shifted, best.token, first) if sampler.is_argmax else None
         law = None if temperature is None else partial(_shifted, laws[temperature].law, first)
-        rows.append(TargetRows(nodes, tree, sampler, round_number, token, law))
+        rows.append(TargetRows(nodes, tree, sampler, round_number, ended, token, law))
     return rows
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from outrider.law import Law
+from outrider.law import Law, is_unreadable
 from outrider.sampling.noise import Purpose
 from outrider.tree import Candidate, TokenTree
 from outrider.verify.base import Answers, Dice, Draws, Rows, Verdict, register
@@ -48,8 +48,10 @@ def _rest(a: float, P: Law, Q: Law) -> tuple[float, Law]:
     """Share and law of a node after a child drawn from Q has failed."""
     r = np.maximum(a * P - Q, 0.0)
     S = float(r.sum())
-    if S == 0.0:  # a certain node stays certain: its child could not fail but for rounding
-        return (1.0 if a == 1.0 else 0.0), P
+    if S == 0.0:
+        # A row that cannot be read takes nothing from its children.  Else the node stays certain if it was: its child
+        # could not fail but for rounding.
+        return (a if is_unreadable(P) or a == 1.0 else 0.0), P
     return S / (S + (1.0 - a)), r / S
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from outrider.law import Law
+from outrider.law import Law, best
 from outrider.tree import TokenTree
 from outrider.verify.base import Answers, Draws, Rows, Verdict, register
 
@@ -35,8 +35,8 @@ def typical_path(tree: TokenTree, p: Answers[Law]) -> list[int]:
         tree: the drafted tree.
         p: the target's distribution after each node.
     """
-    best: tuple[int, float, list[int]] = (0, 0.0, [])
-    open_paths: list[tuple[int, float, list[int]]] = [best]
+    longest: tuple[int, float, list[int]] = (0, 0.0, [])
+    open_paths: list[tuple[int, float, list[int]]] = [longest]
     while open_paths:
         depth, likelihood, path = open_paths.pop()
         node = path[-1] if path else 0
@@ -48,9 +48,9 @@ def typical_path(tree: TokenTree, p: Answers[Law]) -> list[int]:
             x = float(P[tree.tokens[child]])
             if x > least:
                 longer = (depth + 1, likelihood + math.log(x), [*path, child])
-                best = max(best, longer, key=lambda found: found[:2])
+                longest = max(longest, longer, key=lambda found: found[:2])
                 open_paths.append(longer)
-    return best[2]
+    return longest[2]
 
 
 @register
@@ -74,4 +74,4 @@ class Typical:
     def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
         """See :class:`outrider.verify.base.Verifier`."""
         path = typical_path(tree, rows.probabilities)
-        return Verdict.of(tree, path, int(rows.probabilities[path[-1] if path else 0].argmax()))
+        return Verdict.of(tree, path, best(rows.probabilities[path[-1] if path else 0]))

@@ -1,0 +1,66 @@
+"""The answer to what a bench was run for: which methods are faster than plain decoding beyond doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from outrider.bench.figures import interval, times
+from outrider.bench.report import ALL
+from outrider.verify.base import rule_label
+
+_NAMED: Final = 3
+"""Methods that a verdict names; the others are counted."""
+
+
+class Gain(NamedTuple):
+    """How a drafter's speed compares with plain decoding's."""
+
+    name: str
+    speedup: float | None
+    interval: Sequence[float] | None
+
+    @property
+    def pays(self) -> bool:
+        """Whether even the lower end of the interval is a gain."""
+        return self.interval is not None and self.interval[0] > 1
+
+    def __str__(self) -> str:
+        span = "" if self.interval is None else f" ({interval(self.interval)})"
+        return f"{self.name} {times(self.speedup)}{span}"
+
+
+def verdict(gains: Iterable[Gain]) -> str:
+    """Which of some drafters pay, best first, or that none does, with the one that comes nearest."""
+    known = sorted((gain for gain in gains if gain.speedup is not None), key=lambda gain: -(gain.speedup or 0))
+    paying = [gain for gain in known if gain.pays]
+    if paying:
+        more = len(paying) - _NAMED
+        return "pays: " + ", ".join(map(str, paying[:_NAMED])) + (f" and {more} more" if more > 0 else "")
+    if not known:
+        return "none pays: nothing was drafted"
+    if all(gain.interval is None for gain in known):
+        return f"none can be told to pay from one prompt; give more ({known[0]} on this one)"
+    return f"none pays; {known[0]} comes nearest"
+
+
+def verdicts(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The verdict over all prompts: one, or one for each way to sample, which it then names.
+
+    Args:
+        entries: a bench's ``results``.
+    """
+    settings: dict[str, list[Gain]] = {}
+    for entry in entries:
+        if entry["category"] == ALL:
+            gains = settings.setdefault(entry["setting"], [])
+            gains += [gain_of(entry["algorithm"], entry)] if entry["drafted"] else []
+    if len(settings) == 1:
+        return [verdict(gains) for gains in settings.values()]
+    return [f"{setting}: {verdict(gains)}" for setting, gains in settings.items()]
+
+
+def gain_of(name: str, row: Mapping[str, Any]) -> Gain:
+    """The gain of a bench's entry or a study's drafter; a rule that changes the text is named with it."""
+    rule = "" if row["lossless"] else f" under {rule_label(row['verifier'], lossless=False)}"
+    return Gain(name + rule, row["speedup"], row["speedup_interval"])

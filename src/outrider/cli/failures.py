@@ -1,0 +1,161 @@
+"""Every failure that a user can cause or meet: one sentence on standard error, an exit code, and no traceback."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any, TextIO
+
+from cyclopts import (
+    App,
+    CycloptsError,
+    MissingArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+
+from outrider.cli import BAD_INPUT, BROKEN_PIPE, COMMANDS, GROUPS, INTERRUPTED, JSON_TO_FILES, PROMPTED
+from outrider.errors import OutriderError
+
+USAGE: str = "UsageError"
+"""What bad arguments are called in JSON; other errors go by the names of their classes."""
+
+
+def guarded(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Run a command, and turn what goes wrong into one sentence.
+
+    With ``--json`` among the arguments the error also goes to standard output, as the object
+    ``{"error": {"message": …, "type": …}}``.
+
+    Args:
+        command: takes the arguments, returns the exit code.
+        arguments: the command line.
+
+    Returns:
+        The exit code.
+    """
+    if sys.stdout is None:  # its number may be a file's by now, which must not be written to
+        _say("standard output is closed, so there is no place for a result; give it a file or /dev/null")
+        return BAD_INPUT
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a character the terminal lacks is no reason to stop
+    try:
+        code = command(arguments)
+        sys.stdout.flush()
+    except OutriderError as error:
+        return _refused(str(error), type(error).__name__, arguments)
+    except CycloptsError as error:
+        return _refused(sentence(error), USAGE, arguments)
+    except KeyboardInterrupt:
+        _write("\n")
+        return INTERRUPTED
+    except ImportError as error:
+        if not _interrupted(error):
+            raise
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader has left; nothing may be written to it at exit either
+        _silence(sys.stdout)
+        return BROKEN_PIPE
+    except OSError as error:
+        _silence(sys.stdout)
+        what = f"{error.filename} cannot be read or written" if error.filename else "the output cannot be written"
+        _say(f"{what}: {error.strerror or error}")
+        _silence(sys.stderr)
+        return BAD_INPUT
+    return code
+
+
+def _refused(message: str, kind: str, arguments: Sequence[str]) -> int:
+    """Tell of bad input, and once more as JSON where that was asked for."""
+    if _wants_json(arguments):
+        try:
+            sys.stdout.write(json.dumps({"error": {"message": _line(message), "type": kind}}) + "\n")
+            sys.stdout.flush()
+        except OSError:
+            _silence(sys.stdout)
+    _say(message)
+    return BAD_INPUT
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind an import that failed: modules that import others late name the import alone."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """Whether JSON was to go to standard output."""
+    words = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    below = GROUPS.get(words[0], {}) if words else {}
+    if words and words[0] in JSON_TO_FILES and not below.keys() & set(words[1:2]):
+        return "--json=-" in words or ("--json", "-") in pairwise(words)
+    return any(word == "--json" or word.startswith("--json=") for word in words)
+
+
+def _line(message: str) -> str:
+    return " ".join(message.split())
+
+
+def _say(message: str) -> None:
+    _write(f"outrider: {_line(message)}\n")
+
+
+def _write(text: str) -> None:
+    """Write to standard error, which may be closed or full: then there is nobody left to tell."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+
+def _silence(stream: TextIO | None) -> None:
+    """Drop what a stream still holds, so that nothing fails once more when the interpreter ends."""
+    if stream is not None:
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def sentence(error: CycloptsError) -> str:
+    """What is wrong with the arguments, in one sentence."""
+    chain, left = list(error.command_chain or ()), list(error.unused_tokens or ())
+    if isinstance(error, UnknownOptionError):
+        return _unknown(error.token.keyword or error.token.value, error.argument_collection, chain)
+    if isinstance(error, UnknownCommandError) and left:
+        return f"there is no command {left[0]!r}" + (_close(left[0], COMMANDS) or f"; there are: {', '.join(COMMANDS)}")
+    if isinstance(error, UnusedCliTokensError) and left:
+        return f"there is no place for {left[0]!r}; words that belong together need quotes"
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        known = error.app.assemble_argument_collection() if isinstance(error.app, App) else ()
+        names = {"--", *_names(known)}
+        for word in left:  # one that does not exist may be the one that is missing, misspelt
+            if known and word.startswith("--") and word.split("=", 1)[0] not in names:
+                return _unknown(word, known, chain)
+        given = error.keyword or next((token.keyword for token in error.argument.tokens if token.keyword), None)
+        return f"{given} needs a value" if given else f"{' '.join(('outrider', *chain))} needs {error.argument.name}"
+    return str(error)
+
+
+def _unknown(option: str, known: Iterable[Any], chain: Sequence[str]) -> str:
+    """An option that does not exist, and the one that was probably meant."""
+    option = option.split("=", 1)[0]
+    meant = _close(option, _names(known))
+    prompted = "; a prompt that begins with - goes behind --" if PROMPTED.intersection(chain) else ""
+    return f"there is no option {option}{meant or prompted}"
+
+
+def _names(known: Iterable[Any]) -> list[str]:
+    return [name for argument in known if argument.parse for name in argument.names]
+
+
+def _close(word: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(names), n=1)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,106 @@
+"""Reads conversations: one or several, as OpenAI's clients write them; the tokenizer sees to the parts of a content."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from outrider.errors import RequestError
+
+Message = Mapping[str, Any]
+"""``{"role": …, "content": …}``; content is a text, or a list of ``{"type": "text", "text": …}``."""
+Messages = str | Message | Sequence[Message]
+"""A conversation; a text is one message of the user's."""
+Tool = Mapping[str, Any] | Callable[..., Any]
+
+
+def read_conversations(given: Any) -> tuple[list[list[dict[str, Any]]], bool]:
+    """Conversations as plain messages, and whether several were given.
+
+    Args:
+        given: a text, a message, a list of messages, or a list of such lists.
+
+    Raises:
+        RequestError: it is something else, or a message lacks a role or a content, naming the place.
+    """
+    if isinstance(given, str):
+        return [[{"role": "user", "content": given}]], False
+    if isinstance(given, Mapping) or hasattr(given, "model_dump"):
+        return [[_message(given, "the message")]], False
+    if isinstance(given, (bytes, bytearray)) or not isinstance(given, Iterable):
+        raise RequestError(f"a conversation must be a text or a list of messages, not {given!r}")
+    items = list(given)
+    if items and all(isinstance(item, (list, tuple)) for item in items):
+        return [_conversation(item, f"messages[{place}]") for place, item in enumerate(items)], True
+    return [_conversation(items, "messages")], False
+
+
+def read_template(
+    tools: Any, add_generation_prompt: bool | None, continue_final_message: bool, further: Any
+) -> dict[str, Any]:
+    """What a template is told beside the messages, as :meth:`outrider.target.tokenizer.Tokenizer.apply_chat_template`.
+
+    Args:
+        tools: functions, or dicts with a JSON schema.
+        add_generation_prompt: None leaves the last message open or begins the answer, never both.
+        continue_final_message: go on with the last message.
+        further: variables of the template's own.
+
+    Raises:
+        RequestError: one of them is something else.
+    """
+    if not isinstance(further or {}, Mapping) or not all(isinstance(name, str) for name in further or ()):
+        raise RequestError(f"chat_template_kwargs must be a dict of names and values, not {further!r}")
+    begins = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+    return {
+        "tools": _tools(tools),
+        "add_generation_prompt": begins,
+        "continue_final_message": continue_final_message,
+        "template_kwargs": dict(further or {}),
+    }
+
+
+def _tools(given: Any) -> list[Any] | None:
+    if given is None:
+        return None
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+        raise RequestError(f"tools must be a list of functions or of dicts with a JSON schema, not {given!r}")
+    tools = list(given)
+    for place, tool in enumerate(tools):
+        if not isinstance(tool, Mapping) and not callable(tool):
+            raise RequestError(f"tools[{place}] must be a function or a dict with a JSON schema, not {tool!r}")
+    return tools or None
+
+
+def _conversation(given: Sequence[Any], name: str) -> list[dict[str, Any]]:
+    if not given:
+        raise RequestError(f"{name} holds no message; give it at least one")
+    return [_message(item, f"{name}[{place}]") for place, item in enumerate(given)]
+
+
+def _message(given: Any, name: str) -> dict[str, Any]:
+    if hasattr(given, "model_dump"):  # what OpenAI's client hands out
+        given = given.model_dump(exclude_none=True)
+    if not isinstance(given, Mapping):
+        raise RequestError(f"{name} must be a dict with role and content, not {given!r}")
+    message = dict(given)
+    if not isinstance(message.get("role"), str):
+        raise RequestError(f"{name} has no role; give it one, such as user or assistant")
+    if message.get("tool_calls"):
+        message["tool_calls"] = [_tool_call(call, name) for call in message["tool_calls"]]
+    elif not isinstance(message.get("content"), (str, list, tuple)):
+        raise RequestError(f"{name} must have a text or a list of parts as content, not {message.get('content')!r}")
+    return message
+
+
+def _tool_call(given: Any, name: str) -> Any:
+    """A call with its arguments as a dict, which templates read, where OpenAI writes JSON."""
+    function = given.get("function") if isinstance(given, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return given
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError as error:
+        raise RequestError(f"{name} calls {function.get('name')!r} with arguments that are no JSON: {error}") from None
+    return {**given, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,107 @@
+"""A round that is broken off at any stage leaves every request before it or after it, and loses no piece of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from contract.cases import PROMPTS, by_id, configs, make
+from contract.test_lossless import assert_clean
+from outrider import LLM, SamplingParams, SchedulerConfig
+from outrider.tree import TreeBatch
+
+CASES = ["none", "ngram", "draft_model", "draft_model-tree", "eagle3", "lookup_model-block", "specinfer"]
+MOST = 16
+WISHES = [SamplingParams(max_tokens=MOST, temperature=float(n % 2), seed=n, logprobs=1) for n in range(len(PROMPTS))]
+
+
+class Broken(BaseException):
+    """What nobody catches, as an interruption from the keyboard."""
+
+
+def breaking(function: Callable[..., Any], at: int, raised: list[int], *, late: bool) -> Callable[..., Any]:
+    """The same function, raising once at one of its calls, before or after it does its work."""
+    calls = iter(range(10**9))
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        now = next(calls) == at
+        if now and not late:
+            raised.append(at)
+            raise Broken
+        result = function(*args, **kwargs)
+        if now:
+            raised.append(at)
+            raise Broken
+        return result
+
+    return broken
+
+
+STAGES: dict[str, Callable[[LLM], tuple[Any, str]]] = {
+    "schedule": lambda llm: (llm.engine._scheduler, "schedule"),
+    "propose": lambda llm: (llm.engine._drafter, "propose"),
+    "pack": lambda llm: (TreeBatch, "pack"),
+    "forward": lambda llm: (llm.engine.target, "forward"),
+    "accept": lambda llm: (llm.engine.verifier, "accept"),
+    "cache": lambda llm: (llm.engine._cache, "commit"),
+    "observe": lambda llm: (llm.engine._drafter, "observe"),
+}
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("case", CASES)
+def test_a_round_broken_off_changes_no_text(case: str, stage: str, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of unequal lengths, prompts in chunks beside requests that decode, one interruption at each call."""
+    expected = [make("none").generate([p], w)[0] for p, w in zip(PROMPTS, WISHES, strict=True)]
+    for at in (0, 1, 2, 4, 7, 11):
+        llm = make(by_id(case), scheduler=SchedulerConfig(prefill_chunk=4))
+        engine, raised = llm.engine, list[int]()
+        with monkeypatch.context() as patch:
+            where, name = STAGES[stage](llm)
+            patch.setattr(where, name, breaking(getattr(where, name), at, raised, late=late))
+            requests = [engine.submit(p, w) for p, w in zip(PROMPTS, WISHES, strict=True)]
+            delivered: dict[str, list[int]] = {request.id: [] for request in requests}
+            texts: dict[str, str] = dict.fromkeys(delivered, "")
+            finished = []
+            while not engine.idle:
+                try:
+                    progress = engine.step()
+                except Broken:
+                    engine.pool.check()
+                    continue
+                for item in progress:
+                    delivered[item.request.id] += item.tokens
+                    texts[item.request.id] += item.text
+                    finished += [item.request.id] * item.finished
+        if stage != "cache" and at < 5:
+            assert raised == [at]
+        for request, plain in zip(requests, expected, strict=True):
+            assert request.error is None
+            assert tuple(request.output_ids) == plain.token_ids
+            assert tuple(delivered[request.id]) == plain.token_ids, "a piece was lost or came twice"
+            assert [one.token_id for one in request.logprobs] == list(plain.token_ids)
+        assert sorted(finished) == sorted(delivered)
+        assert_clean(llm)
+
+
+@pytest.mark.parametrize("case", [case for case, _ in configs("good")])
+def test_an_interruption_in_one_requests_processor_costs_no_other_a_piece(case: str) -> None:
+    llm = make(by_id(case))
+    alone = llm.generate(PROMPTS[0], SamplingParams(max_tokens=20))[0]
+
+    def interrupts(history: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        if len(history) == len(PROMPTS[1]) + 3:
+            raise KeyboardInterrupt
+        return logits
+
+    stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=20))
+    pieces = [next(stream)]
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS[1], SamplingParams(max_tokens=20, processors=(interrupts,)))
+    pieces += stream
+    assert tuple(token for piece in pieces for token in piece.token_ids) == alone.token_ids
+    assert_clean(llm)

@@ -1,0 +1,116 @@
+"""What a run says of its own speed: the curve of its rounds, and a speedup that takes no row for free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tiny import tiny_model
+from wrapped import Wrapped
+
+from outrider import LLM, SamplingParams, engine
+from outrider.metrics import FEWEST_ONE_ROW_ROUNDS, PhaseSeconds, Prediction, RowCosts, SpeculationStats
+
+REPEATED = [5, 6, 7, 8] * 6
+
+
+def made(one_row: int, wide: int) -> tuple[SpeculationStats, PhaseSeconds]:
+    """Rounds of one row that take 10 ms, and rounds of five rows that take 20, draft for 5 and emit three tokens."""
+    stats, seconds = SpeculationStats(levels=4 * wide), PhaseSeconds()
+    for rows, count, emitted, draft, verify in ((1, one_row, 1, 0.0, 0.01), (5, wide, 3, 0.005, 0.02)):
+        for _ in range(count):
+            seconds.add_round(draft=draft, verify=verify, other=0.0, tokens=emitted, rows=rows)
+            stats.rounds += 1
+            stats.emitted += emitted
+    return stats, seconds
+
+
+class TestPrediction:
+    def test_is_what_one_row_rounds_would_have_taken(self) -> None:
+        found = Prediction.of(*made(one_row=10, wide=10))
+        assert found is not None
+        assert found.one_row == pytest.approx(0.01)
+        assert found.speedup == pytest.approx((10 + 30) * 0.01 / (10 * 0.01 + 10 * 0.025))
+        assert found.cost_coefficient == pytest.approx(0.05 / 40 / ((10 * 0.01 + 10 * 0.02) / 20))
+
+    @pytest.mark.parametrize("one_row", [0, FEWEST_ONE_ROW_ROUNDS - 1])
+    def test_too_few_rounds_of_one_row_tell_nothing(self, one_row: int) -> None:
+        found = Prediction.of(*made(one_row, wide=10))
+        assert found is not None
+        assert (found.one_row, found.speedup) == (None, None)
+
+    def test_plain_rounds_beside_the_run_tell_it(self) -> None:
+        plain = RowCosts()
+        for _ in range(FEWEST_ONE_ROW_ROUNDS):
+            plain.add(1, 0.01)
+        found = Prediction.of(*made(one_row=0, wide=10), plain)
+        assert found is not None
+        assert found.speedup == pytest.approx(30 * 0.01 / (10 * 0.025))
+
+    def test_rounds_shared_with_others_tell_nothing(self) -> None:
+        stats, seconds = made(one_row=10, wide=10)
+        seconds.tokens += 7
+        found = Prediction.of(stats, seconds)
+        assert found is not None
+        assert found.speedup is None
+
+    def test_nothing_is_said_where_nothing_was_drafted(self) -> None:
+        assert Prediction.of(*made(one_row=10, wide=0)) is None
+
+
+class TestRowCosts:
+    def test_what_was_added_since_a_copy(self) -> None:
+        costs = RowCosts()
+        costs.add(1, 2.0)
+        before = costs.copy()
+        costs.add(1, 4.0)
+        costs.add(3, 5.0)
+        assert (costs - before).rounds == {1: 1, 3: 1}
+        assert (costs - before).mean(1) == pytest.approx(4.0)
+        assert (before + costs).rounds == {1: 3, 3: 1}
+        assert (costs - costs).rounds == {}
+        assert costs.mean(1) == pytest.approx(3.0), "a sum or difference changed its parts"
+
+
+class Clock:
+    """A clock that goes on only when a target computes rows: ``base`` for a pass, ``each`` for a row."""
+
+    def __init__(self, base: float, each: float) -> None:
+        self.now, self.base, self.each = 0.0, base, each
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def watch(self, target: Any) -> Wrapped:
+        clock = self
+
+        class Timed(Wrapped):
+            def forward(self, batch: Any, *rest: Any) -> Any:
+                clock.now += clock.base + clock.each * len(batch.tokens)
+                return target.forward(batch, *rest)
+
+        return Timed(target)
+
+
+@pytest.mark.parametrize(("base", "each"), [(0.0, 1.0), (1.0, 0.0), (1.0, 0.25)], ids=["dear", "free", "between"])
+def test_the_speedup_is_the_one_a_plain_run_would_show(
+    monkeypatch: pytest.MonkeyPatch, base: float, each: float
+) -> None:
+    """On a clock that charges for rows alone the prediction is exact: no more than 1 where every row has its price."""
+    clock = Clock(base, each)
+    monkeypatch.setattr(engine, "time", clock)
+    spent = {}
+    for method in ("none", "ngram"):
+        llm = LLM.from_model(clock.watch(tiny_model()), speculation=method)
+        done = llm.generate(REPEATED, SamplingParams(max_tokens=96, ignore_eos=True))[0]
+        costs = done.seconds.by_rows
+        assert sum(costs.rounds.values()) == done.seconds.rounds
+        assert sum(rows * count for rows, count in costs.rounds.items()) == done.speculation.rounds + sum(
+            done.speculation.drafted
+        )
+        assert sum(costs.seconds.values()) == pytest.approx(done.seconds.verify + done.seconds.other)
+        spent[method] = done.seconds.decode
+    assert done.prediction is not None, "ngram never drafted"
+    assert done.prediction.speedup == pytest.approx(spent["none"] / spent["ngram"])
+    if each == 1.0:
+        assert done.prediction.speedup < 1
