@@ -127,7 +127,7 @@ def adjusted(
         forbidden = torch.ones(len(row), dtype=torch.bool)
         forbidden[list(params.allowed_token_ids)] = False
         row[forbidden] = -torch.inf
-    for *before, last in params.bad_words:
+    for *before, last in params.bad_word_ids:
         if everything[len(everything) - len(before) :] == before:
             row[last] = -torch.inf
     for token, bias in params.logit_bias.items():
