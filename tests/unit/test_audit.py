@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -29,7 +30,7 @@ from outrider.audit.faults import IN_FREQUENCIES, IN_LAWS, IN_PREFIXES, IN_SITUA
 from outrider.audit.frequencies import ITSELF, TARGET, Here, Redraw, check_frequencies, seek
 from outrider.audit.parts import PAGE
 from outrider.audit.report import CheckResult, Proof
-from outrider.audit.stages import FALSE_ALARM, FrequencyStages
+from outrider.audit.stages import FALSE_ALARM, FrequencyStages, TextStages
 from outrider.drafters.draft_model import DraftModel
 from outrider.errors import ConfigError
 from outrider.sampling.sampler import RequestSampler
@@ -63,6 +64,26 @@ def test_texts_of_a_clean_engine_pass(case: str, setting) -> None:  # type: igno
         result = check_texts("texts", engine, arm, batch, exact=True)
         assert result.passed, result.detail
         assert "taken over" not in result.detail
+
+
+@pytest.mark.parametrize("rule", ["coupled", "point-mass", "block", "traversal"])
+def test_texts_are_compared_under_every_rule(rule: str) -> None:
+    """Plain text is the text of the dice that can be repeated, whatever dice the audited rule throws."""
+    engine = replace(parts("draft_model", rule), target=tiny_native(0), load=lambda name: (tiny_native(0), None))
+    for stage in TextStages(engine, [], PROMPTS, Effort(tokens=12, scope="texts")).stages():
+        result = stage.run()
+        if isinstance(result, CheckResult):
+            assert (result.passed, result.weak) == (True, False), (stage.name, result.detail)
+            same, every = re.match(r"(\d+) of (\d+) texts identical", result.detail).groups()  # type: ignore[union-attr]
+            assert same == every, (stage.name, result.detail)
+
+
+def test_a_text_that_is_not_plain_decodings_fails_though_each_token_could_be() -> None:
+    engine = replace(parts(), target=tiny_native(0))
+    batch = decode_plainly(engine, SAMPLED[0], PROMPTS, tokens=12, seed=3)
+    other = decode_plainly(engine, SAMPLED[0], PROMPTS, tokens=12, seed=9)
+    assert check_texts("texts", engine, engine, batch, exact=True).passed
+    assert not check_texts("texts", engine, engine, replace(batch, plain=other.plain), exact=True).passed
 
 
 class Jittery(Wrapped):

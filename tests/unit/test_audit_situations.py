@@ -126,8 +126,8 @@ def test_an_end_at_another_token_is_seen_though_every_token_is_plain_decodings(
     changed = [*found._plain.requests]
     other = replace(request, inputs=[*request.inputs[: request.prompt_length], *change(request.output_ids)])
     changed[place] = other
-    assert found._end_complaint(place, found._plain.requests, ()) == ""
-    assert found._end_complaint(place, changed, ()) != ""
+    assert found._end_complaint(place, found._plain.requests) == ""
+    assert found._end_complaint(place, changed) != ""
 
 
 def test_the_processor_is_a_pure_function_that_minds_the_last_token() -> None:

@@ -9,12 +9,14 @@ from typing import Final
 from outrider.audit.decoys import Answers, Decoys
 from outrider.audit.parts import PAGE, Parts
 from outrider.audit.report import CheckResult, Remedy
+from outrider.config import Speculation
 from outrider.drafters.none import NoDraft
 from outrider.errors import NumericsError
 from outrider.metrics import SpeculationStats
 from outrider.request import Request
 from outrider.sampling.params import SamplingParams
 from outrider.tie import Judge, Judgement, rounding
+from outrider.verify import make_verifier
 
 ROW_SLACK: Final = 10.0
 """Log-probabilities may differ by this many roundings of a score: they add up over a whole row."""
@@ -71,8 +73,8 @@ class Batch:
 
 
 def plainly(parts: Parts) -> Parts:
-    """The same target with nothing drafted."""
-    return replace(parts, config=NoDraft())
+    """The same target with nothing drafted, under the rule that throws the dice of a text that can be repeated."""
+    return replace(parts, config=NoDraft(), verifier=make_verifier(Speculation().verifier))
 
 
 def decode_plainly(
@@ -213,7 +215,7 @@ def _complaint(index: int, judgements: Sequence[Judgement], exact: bool) -> str:
             return f"text {index + 1} differs at token {place + 1}"
         if not found.tied:
             return f"text {index + 1}, token {place + 1} is {found.shortfall:.2g} below the best choice"
-    return ""
+    return f"text {index + 1} is not plain decoding's, though each of its tokens could be" if exact else ""
 
 
 def _ties(judged: Mapping[int, Sequence[Judgement]]) -> str:

@@ -21,15 +21,16 @@ from outrider.engine import Engine, Progress
 from outrider.request import Request, Status
 from outrider.sampling.params import LogitsProcessor, SamplingParams
 from outrider.stopping import FinishReason
-from outrider.tie import Judgement
 
 if TYPE_CHECKING:
     from outrider.target.tokenizer import Tokenizer
 
 PAGE: Final = 4
 """Rows of a page, few so that pages run out in the middle of things."""
-CROWD: Final = 2
+CROWD: Final = 1.5
 """So many of the longest request have room.  More of them begin, since a prompt is two thirds of a request at most."""
+FEWEST_TOKENS: Final = 12
+"""Shorter texts would hardly crowd each other."""
 BIAS: Final = 2.0
 EAGER: Final = 30.0
 """A bias that makes a token the next one wherever it is allowed."""
@@ -155,14 +156,15 @@ class Situations:
     Args:
         parts: the engine whose plain decoding is the judge.
         prompts: token ids.
-        tokens: most tokens of a text.
+        tokens: most tokens of a text, a few at least.
         seed: the first seed.
         exact: demand equal tokens; otherwise the tie rule holds.
     """
 
     def __init__(self, parts: Parts, prompts: Sequence[Sequence[int]], *, tokens: int, seed: int, exact: bool) -> None:
-        self._parts, self._tokens, self._seed, self._exact = parts, tokens, seed, exact
-        most = min(2 * tokens, parts.target.context_length - tokens)
+        self._parts, self._seed, self._exact = parts, seed, exact
+        self._tokens = max(FEWEST_TOKENS, tokens)
+        most = min(2 * self._tokens, parts.target.context_length - self._tokens)
         self._prompts = [tuple(prompt[-most:]) for prompt in prompts]
 
     def with_decoys(self, parts: Parts) -> Parts:
@@ -178,7 +180,7 @@ class Situations:
             must_meet: whether the check is too weak where no text ends inside accepted drafts, or nobody loses pages.
         """
         longest = max(len(one.prompt) for one in self._asked) + self._tokens
-        pool = parts.pool(CROWD * longest, PAGE, False)
+        pool = parts.pool(int(CROWD * longest), PAGE, False)
         life = Life.of(parts.assemble(len(self._asked), pool, parts.tokenizer), self._asked)
         errors = [request.error for request in life.requests if request.error is not None]
         if errors:
@@ -192,7 +194,7 @@ class Situations:
             self._end_ids,
         )
         found = Comparison.of(self._parts, life.requests, batch, exact=self._exact)
-        ends = [self._end_complaint(place, life.requests, found.judged.get(place, ())) for place in range(len(plain))]
+        ends = [self._end_complaint(place, life.requests) for place in range(len(plain))]
         return found.result(
             name,
             complaints=[*filter(None, ends), *life.streams()],
@@ -200,14 +202,14 @@ class Situations:
             remedy=LONGER if must_meet and not (life.inside and life.preempted) else None,
         )
 
-    def _end_complaint(self, place: int, requests: Sequence[Request], judged: Sequence[Judgement]) -> str:
-        """What is wrong with the end of a text; where a tie fell otherwise it need not be plain decoding's."""
+    def _end_complaint(self, place: int, requests: Sequence[Request]) -> str:
+        """What is wrong with the end of a text; behind a tie that fell otherwise it need not be plain decoding's."""
         one, other = requests[place], self._plain.requests[place]
         ends = self._end_ids.union(one.params.stop_token_ids)
         if ends.intersection(one.output_ids[:-1]):
             return f"text {place + 1} goes on behind its end token"
-        flipped = any(found.flip for found in judged)
-        return "" if flipped or _ending(one) == _ending(other) else f"text {place + 1} ends otherwise"
+        parted = any(mine != plain for mine, plain in zip(one.output_ids, other.output_ids, strict=False))
+        return "" if parted or _ending(one) == _ending(other) else f"text {place + 1} ends otherwise"
 
     @cached_property
     def _end_ids(self) -> frozenset[int]:

@@ -125,9 +125,8 @@ class TextStages:
         self._plain: dict[tuple[str, int], Batch] = {}
         # Texts repeat under rules that add no dice; where the user's own does, the default rule is compared instead.
         self._default = replace(parts, verifier=make_verifier(Speculation().verifier))
-        self._situations = Situations(
-            parts, self._few, tokens=max(FEWEST_TOKENS, effort.tokens // 2), seed=effort.seed, exact=self._exact
-        )
+        half = effort.tokens // 2  # there are as many faults to plant as in all other texts
+        self._situations = Situations(parts, self._few, tokens=half, seed=effort.seed, exact=self._exact)
 
     def stages(self) -> list[Stage]:
         """Everything there is to do."""
