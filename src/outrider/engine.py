@@ -21,7 +21,7 @@ from outrider.guard import GuardedDrafter
 from outrider.kv.pool import KVPool
 from outrider.logprobs import prompt_logprobs, token_logprobs
 from outrider.metrics import PhaseSeconds
-from outrider.request import Request
+from outrider.request import Request, TokenLogprob
 from outrider.sampling.params import SamplingParams
 from outrider.scheduler import Scheduler, Work
 from outrider.stopping import Endings, FinishReason
@@ -158,15 +158,21 @@ class Engine:
             verdict, error = Verdict.nothing(), fault
         taken, stopper = request.stopper.take(verdict.tokens, failed=verdict.failed)
         verdict = verdict.cut(tree, taken.count)
-        chosen_from = rows.logits[[0, *verdict.path][: len(verdict.tokens)], : self.vocabulary]
-        top = request.params.logprobs
-        logprobs = [] if top is None else token_logprobs(chosen_from, verdict.tokens, top)
+        logprobs = self._logprobs(request, verdict, rows)
         kept = [*range(item.forced + 1), *(item.forced + node for node in verdict.path)]
         self._cache.commit(request.id, request.computed, kept)
         self._scheduler.commit(item, verdict, taken, stopper, logprobs, error)
         ended = taken.finish_reason is not None
         self._progress.append(Progress(request, verdict.tokens, len(verdict.path), taken.text, ended))
         return verdict
+
+    def _logprobs(self, request: Request, verdict: Verdict, rows: TargetRows) -> list[TokenLogprob]:
+        """Of the emitted tokens, where they were asked for."""
+        top = request.params.logprobs
+        if top is None:
+            return []
+        chosen_from = rows.logits[[0, *verdict.path][: len(verdict.tokens)], : self.vocabulary]
+        return token_logprobs(chosen_from, verdict.tokens, top)
 
     def _set_back(self) -> None:
         """After a round that was broken off: whoever runs begins again, as after a preemption."""

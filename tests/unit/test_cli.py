@@ -237,7 +237,7 @@ BAD: dict[str, tuple[list[str], str]] = {
         asked("FOLDER --speculative-algorithm suffix --speculative-num-draft-tokens -1"),
         "num_draft_tokens",
     ),
-    "no draft model": (asked("FOLDER --speculative-algorithm draft_model"), "--speculative-draft-model-path"),
+    "no draft model": (asked("FOLDER --speculative-algorithm draft_model"), "--draft-model"),
     "two draft models": (
         asked(
             "FOLDER --speculative-algorithm draft-model "

@@ -48,7 +48,7 @@ class TestChat:
         from outrider.completion import Choice
 
         choices, of = [], Choice.of
-        monkeypatch.setattr(Choice, "of", lambda request: (choices.append(of(request)), choices[-1])[1])
+        monkeypatch.setattr(Choice, "of", lambda *given: (choices.append(of(*given)), choices[-1])[1])
         self.lines(monkeypatch, "ab " * 30, "and on", "/exit")
         code, _, err = run(capsys, "chat", "--model", folder, "--max-tokens", 8, "--backend", "hf", *flags)
         assert code == 0, err

@@ -150,8 +150,8 @@ def test_perfect_guesses_are_all_accepted() -> None:
 
 
 def test_acceptance_adds_up() -> None:
-    one = Acceptance(torch.tensor([3, 1]), torch.tensor([4, 2]))
-    both = one + Acceptance(torch.tensor([1, 1]), torch.tensor([4, 2]))
+    one = Acceptance(torch.tensor([[3, 1]]), torch.tensor([[4, 2]]))
+    both = one + Acceptance(torch.tensor([[1, 1]]), torch.tensor([[4, 2]]))
     assert both.rates == [0.5, 0.5]
     assert both.accepted_length == pytest.approx(1 + 0.5 + 0.25)
 

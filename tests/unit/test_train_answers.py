@@ -77,7 +77,7 @@ def test_the_counts_tell_what_is_in_the_file(llm: LLM, tmp_path: Path) -> None:
     assert report.tokens == sum(len(line["answer"]) for line in lines) == seen[-1]
     assert report.prompt_tokens == sum(len(line["prompt"]) for line in lines)
     assert report.ended == sum(line["ended"] for line in lines)
-    assert str(report).startswith(f"12 answers · {report.tokens} tokens · ")
+    assert str(report).startswith(f"answers: 12 made · {report.tokens} tokens at ")
     assert regenerate(llm, PROMPTS, path, CONFIG) == AnswerReport()
 
 
@@ -107,7 +107,7 @@ def test_validation_answers_are_kept_apart(whole: Path) -> None:
 def test_a_file_made_otherwise_is_refused_with_both_values(
     llm: LLM, whole: Path, config: AnswerConfig, target: str, name: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"were made with {name} .* and now it is"):
+    with pytest.raises(ConfigError, match=rf"were made with (--answer-)?{name.replace('_', '-')} .* and now it is"):
         regenerate(llm, PROMPTS, whole, config, target=target)
 
 

@@ -20,13 +20,11 @@ from tiny_folder import make_folder
 from outrider import LLM, Speculation
 from outrider.cli import main
 from outrider.drafters.lookup_model import LookupModel
-from outrider.errors import ConfigError
-from outrider.train.gather import Source
-from outrider.train.synthesise import SynthesisConfig
 
 PROMPTS = 150
 """So many that some are held out: one in thirty-three is."""
-SMALL = ["--tokens", "600", "--rows", "256", "--vocabulary", "128", "--held-out", "8", "--precision", "fp32"]
+SMALL = ["--tokens", "600", "--rows", "256", "--held-out", "8", "--precision", "fp32"]
+REDUCED = ["--vocabulary", "128"]
 SHORT = ["--answer-max-tokens", "10", "--patience", "0", "--judgements", "4"]
 
 
@@ -46,6 +44,7 @@ def trained(
     words = ["train", method, "--model", str(place / "model"), "--data", str(place / "prompts.jsonl")]
     words += ["--output", str(place / (output or method)), "--data-folder", str(place / data)]
     words += [*SMALL, *SHORT, *options, "--json"]
+    words += [] if {"--start-from", "--vocabulary"} & {*options} else REDUCED  # a head brings its own
     code = main(words)
     captured = capsys.readouterr()
     return code, captured.out, captured.err
@@ -64,7 +63,7 @@ def test_a_head_is_trained_measured_and_drafts(
 ) -> None:
     code, out, err = trained(place, capsys, method, *options)
     assert code == 0, err
-    result = json.loads(out.splitlines()[-1])
+    result = json.loads(out)
     assert result["training"]["tokens"] >= 600
     assert result["training"]["judged"][-1]["length"] >= 1.0
     assert [row["method"] for row in result["bought"]] == ["none", "ngram", method]
@@ -106,16 +105,21 @@ def test_the_same_command_again_has_nothing_left_to_do(place: Path, capsys: pyte
     weights = (place / "blockwise" / "model.safetensors").read_bytes()
     code, out, err = trained(place, capsys, "blockwise", "--heads", "2")
     assert code == 0, err
-    assert "0 answers" in out
-    assert "0 texts captured" in out
+    assert "answers: 0 to make" in err
+    assert len(re.findall("0 computed now", err)) == 2
+    assert json.loads(out)["training"] == json.loads(first[1])["training"]
     assert (place / "blockwise" / "model.safetensors").read_bytes() == weights
     (place / "more.jsonl").write_text("".join(json.dumps({"prompt": f"and {n}?"}) + "\n" for n in range(40)))
     code, _, err = trained(place, capsys, "blockwise", "--heads", "2", "--data", str(place / "more.jsonl"))
     assert code == 2, "went on with other texts"
-    assert "holds a training with texts = '1" in err
+    assert "holds a training on the texts there were, and now there are 4" in err
+    assert "to answer; give another --output with --data-folder" in err
     code, _, err = trained(place, capsys, "blockwise", "--heads", "2", "--max-length", "64")
     assert code == 2, "went on with other batches"
     assert "holds a training with longest text = 512, not 64" in err
+    code, _, err = trained(place, capsys, "blockwise", "--heads", "2", "--vocabulary", "64")
+    assert code == 2, "went on with another draft vocabulary"
+    assert "holds a training with draft vocabulary = 128, not 64" in err
 
 
 def test_answering_while_training_keeps_few_answers_and_drafts_all_the_same(
@@ -125,8 +129,8 @@ def test_answering_while_training_keeps_few_answers_and_drafts_all_the_same(
     code, out, err = trained(place, capsys, "medusa", "--heads", "2", "--online", output="on", data="little")
     assert code == 0, err
     assert json.loads(out.splitlines()[-1])["training"]["tokens"] >= 600
-    assert re.search(r"hidden rows, held_out: [1-9]\d* texts; 0 texts captured", out), "rows were computed twice"
-    assert "hidden rows, train" not in out, "what should be answered anew was read from a buffer"
+    assert re.search(r"kept of [1-9]\d* texts to judge by, 0 computed now", err), "rows were computed twice"
+    assert "texts to train on, " not in err, "what should be answered anew was read from a buffer"
     kept = [json.loads(line) for line in (place / "little" / "answers.jsonl").read_text().splitlines()[1:]]
     assert len([line for line in kept if not line["validation"]]) == 20
     assert 0 < len([line for line in kept if line["validation"]]) < PROMPTS // 5
@@ -140,8 +144,8 @@ def test_training_goes_on_from_a_head_that_was_trained_before(place: Path, capsy
     before = json.loads(first[1].splitlines()[-1])["training"]
     code, out, err = trained(place, capsys, "eagle", "--start-from", str(place / "begun"), output="gone-on")
     assert code == 0, err
-    assert "draft vocabulary:" in first[1]
-    assert "draft vocabulary:" not in out, "a vocabulary was told that is not the head's"
+    assert "draft vocabulary:" in first[2]
+    assert "draft vocabulary:" not in err, "a vocabulary was told that is not the head's"
     after = json.loads(out.splitlines()[-1])["training"]
     assert after["judged"][0]["tokens"] == 0
     assert after["judged"][0]["accepted"] == before["best"]["accepted"], "it did not begin where the other ended"
@@ -157,14 +161,13 @@ def test_training_goes_on_from_a_head_that_was_trained_before(place: Path, capsy
 def test_answers_of_another_target_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert trained(place, capsys, "medusa", "--heads", "2", data="theirs")[0] == 0
     shutil.copytree(place / "model", place / "another")
-    words = ["train", "medusa", "--model", str(place / "another"), "--output", str(place / "not-ours"), *SMALL, *SHORT]
+    words = ["train", "medusa", "--model", str(place / "another"), "--output", str(place / "not-ours"), *SMALL]
     words += ["--heads", "2", "--data-folder", str(place / "theirs")]
     assert main(words) == 2
-    assert "was made with target 'model', and now it is 'another'" in capsys.readouterr().err, "their rows were taken"
-    for rows in (place / "theirs").glob("hidden-*"):
-        shutil.rmtree(rows)
-    assert main(words) == 2
     assert "were made with target 'model', and now it is 'another'" in capsys.readouterr().err
+    (place / "theirs" / "answers.jsonl").unlink()
+    assert main([*words, "--data", str(place / "prompts.jsonl")]) == 2
+    assert "was made with target 'model', and now it is 'another'" in capsys.readouterr().err, "their rows were taken"
 
 
 def test_too_few_prompts_to_judge_by_are_refused_before_any_is_answered(
@@ -177,21 +180,12 @@ def test_too_few_prompts_to_judge_by_are_refused_before_any_is_answered(
     assert not (place / "nothing" / "data" / "answers.jsonl").exists()
 
 
-def test_prompts_made_otherwise_are_refused(tmp_path: Path) -> None:
-    source = Source(tmp_path, synthesised=200)
-    (tmp_path / "prompts.made.json").write_text(json.dumps(source.made()))
-    source.check_made()
-    with pytest.raises(ConfigError, match=r"made with synthesise 200, and now it is 2000; use the same, or another"):
-        Source(tmp_path, synthesised=2000).check_made()
-    with pytest.raises(ConfigError, match="made with code_share"):
-        Source(tmp_path, synthesised=200, synthesis=SynthesisConfig(code_share=0.9)).check_made()
-
-
 def test_two_processes_answer_once_and_train_one_head(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The first gathers and writes while the other waits; the head is that of one process with two batches a step."""
     pytest.importorskip("accelerate")
     words = ["train", "medusa", "--model", str(place / "model"), "--data", str(place / "prompts.jsonl"), *SMALL, *SHORT]
     words += ["--heads", "2", "--data-folder", str(place / "shared"), "--output", str(place / "together"), "--json"]
+    words += REDUCED
     path = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(

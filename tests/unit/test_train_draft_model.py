@@ -386,7 +386,8 @@ def test_the_command_makes_a_model_that_drafts(
 
 
 def test_a_wrong_layer_is_refused_before_any_answer_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "say 3 aloud"}) + "\n")
+    lines = [json.dumps({"prompt": f"say {number} aloud"}) + "\n" for number in range(100)]
+    (tmp_path / "prompts.jsonl").write_text("".join(lines))
     words = ["train", "draft_model", "--model", str(make_folder(tmp_path / "model"))]
     words += ["--data", str(tmp_path / "prompts.jsonl"), "--output", str(tmp_path / "draft")]
     for options, problem in (

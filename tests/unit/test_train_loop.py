@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from captured import texts
+from captured import TinyTarget, texts
 from launched import environments
 from rich.console import Console
 from train_job import SHAPE, job, settings
@@ -29,10 +29,11 @@ from outrider.train import loop
 from outrider.train import state as state_files
 from outrider.train.batches import Batch, held_out_batches
 from outrider.train.curve import fit
+from outrider.train.intervals import gain
 from outrider.train.loop import Trained, Training
 from outrider.train.plot import picture
 from outrider.train.precision import probe
-from outrider.train.recipes.base import LossReport, Recipe
+from outrider.train.recipes.base import Acceptance, LossReport, Recipe
 from outrider.train.record import Record
 from outrider.train.settings import Settings
 
@@ -119,7 +120,7 @@ def test_a_finished_training_is_not_trained_again(tmp_path: Path) -> None:
 
 def test_another_training_in_the_folder_is_refused(tmp_path: Path) -> None:
     run(tmp_path)
-    with pytest.raises(TrainingError, match=r"holds a training with learning_rate = 0.001, not 0.01; go on with"):
+    with pytest.raises(TrainingError, match=r"holds a training with --learning-rate 0.001, not 0.01; go on with"):
         run(tmp_path, learning_rate=0.01)
 
 
@@ -210,13 +211,117 @@ def test_it_stops_early_and_keeps_the_best(tmp_path: Path) -> None:
     options = settings(tokens=100_000, judgements=40, patience=3, learning_rate=1e-2)
     trained = Training(task, options, tmp_path).run()
     found = trained.findings
-    assert found.ended == "stopped early: the last 3 judgements were no better than the best"
+    assert found.ended.startswith(
+        "stopped early: the last 3 judgements were surely worse than the best, the latest by -"
+    )
     assert found.tokens < 100_000
-    assert len(found.judged) - 1 - found.best_index == 3
+    later = [gain(found.best.counts, judgement.counts) for judgement in found.judged[found.best_index + 1 :]]
+    assert [change.high < 0 for change in later][-3:] == [True] * 3
     assert found.best.length == max(judgement.length for judgement in found.judged)
     kept = torch.load(tmp_path / "best.pt", weights_only=True)["head"]
     assert same(kept, trained.head.state_dict())
     assert not same(kept, weights(tmp_path))
+
+
+def test_it_does_not_stop_for_a_worse_figure_that_may_be_chance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best judgement is followed by worse ones that lie within the interval of the difference."""
+    found = iter([0.5, *[0.45] * 100])
+
+    def judged(*arguments: object) -> Acceptance:
+        rate = next(found)
+        accepted = torch.tensor([[round(40 * rate) + 6 * (-1) ** text * (rate < 0.5)] for text in range(8)])
+        return Acceptance(accepted, torch.full((8, 1), 40))
+
+    monkeypatch.setattr(loop, "judge", judged)
+    trained = run(tmp_path, tokens=1200, judgements=12, patience=2).findings
+    assert trained.best_index == 0
+    assert trained.judged[-1].length < trained.best.length
+    assert trained.ended == "all 1,200 tokens were trained on"
+
+
+def test_more_patience_goes_on_where_less_had_stopped(tmp_path: Path) -> None:
+    task = dataclasses.replace(job(), recipe=Unlearning(job().recipe))
+    options = {"tokens": 6000, "judgements": 20, "learning_rate": 1e-2}
+    stopped = Training(task, settings(**options, patience=2), tmp_path / "one").run().findings
+    assert stopped.ended.startswith("stopped early")
+    for folder in ("one", "other"):  # the other never stopped
+        again = dataclasses.replace(job(), recipe=Unlearning(job().recipe))
+        trained = Training(again, settings(**options, patience=0), tmp_path / folder).run().findings
+        assert trained.ended == "all 6,000 tokens were trained on"
+    assert same(weights(tmp_path / "one"), weights(tmp_path / "other"))
+
+
+@pytest.mark.parametrize(
+    "option", [{"judgements": 9}, {"save_seconds": 1.0}, {"precision": "auto"}, {"start_from": "x"}]
+)
+def test_what_decides_no_step_may_change(option: dict[str, object], tmp_path: Path) -> None:
+    run(tmp_path)
+    before = weights(tmp_path)
+    run(tmp_path, **option)
+    assert same(before, weights(tmp_path))
+
+
+def test_another_precision_than_was_chosen_is_refused(tmp_path: Path) -> None:
+    run(tmp_path)
+    with pytest.raises(TrainingError, match=r"holds a training with --precision fp32, not bf16; go on with the same"):
+        run(tmp_path, precision="bf16")
+
+
+def test_weights_of_other_shapes_are_refused_without_listing_them(tmp_path: Path) -> None:
+    run(tmp_path)
+    wider = dataclasses.replace(job(), head=job().recipe.head(TinyTarget(), torch.arange(32), seed=0))
+    with pytest.raises(TrainingError, match="holds a training with other shapes of the weights; go on with") as refused:
+        Training(wider, settings(), tmp_path).run()
+    assert "{" not in str(refused.value)
+
+
+def test_a_state_of_before_texts_were_judged_one_by_one_is_gone_on_with(tmp_path: Path) -> None:
+    """As older versions wrote it: no counts by text, other options in the identity, no name of the best weights."""
+    straight, older = tmp_path / "straight", tmp_path / "older"
+    run(straight)
+    assert program(older, kill_at=17).wait(60) == -signal.SIGKILL
+    state = torch.load(older / "state.pt", weights_only=True)
+    for name in ("best_weights", "worse"):
+        del state["progress"][name]
+    for judgement in state["progress"]["judged"]:
+        del judgement["accepted_by_text"], judgement["tested_by_text"]
+    state["identity"]["head's shapes"] = state["identity"].pop("shapes of the weights")
+    state["identity"] |= {"patience": 3, "judgements": 6, "start_from": "", "precision": "auto"}
+    torch.save(state, older / "state.pt")
+    found = run(older).findings
+    assert same(weights(straight), weights(older))
+    assert found.outlook.law is None
+
+
+@pytest.mark.parametrize("damage", ["gone", "other weights", "of an earlier judgement", "cut"])
+def test_the_best_weights_must_be_those_of_the_state(damage: str, tmp_path: Path) -> None:
+    run(tmp_path, tokens=6_000, learning_rate=1e-2)
+    path = tmp_path / "best.pt"
+    kept = torch.load(path, weights_only=True)
+    if damage == "gone":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:-200])
+    else:
+        if damage == "other weights":
+            kept["head"] = {name: weight + 1 for name, weight in kept["head"].items()}
+        else:
+            kept["judgement"] -= 1
+        torch.save(kept, path)
+    message = "best.pt is damaged" if damage == "cut" else "best.pt does not hold the best weights of the training in"
+    with pytest.raises(TrainingError, match=message):
+        run(tmp_path, tokens=6_000, learning_rate=1e-2)
+
+
+def test_a_step_that_takes_too_much_memory_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    monkeypatch.setattr(Training, "_forward", full)
+    with pytest.raises(TrainingError, match="a step takes more memory than cpu has; train with fewer --rows"):
+        run(tmp_path)
 
 
 def test_a_loss_that_is_no_number_stops_with_advice(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from outrider.train import overlap
 from outrider.train import synthesise as synthesise_module
 from outrider.train.overlap import HeldOut, evaluation_prompts, words
 from outrider.train.prompts import Prompt, read_prompts, write_prompts
-from outrider.train.synthesise import Sieve, SynthesisConfig, synthesise, user_turn
+from outrider.train.synthesise import Sieve, Synthesis, SynthesisConfig, user_turn
 from outrider.train.tasks import tasks
 
 LONG = (
@@ -219,13 +219,13 @@ def test_as_many_prompts_are_made_as_were_asked_for_and_a_seed_makes_the_same_ag
     allowed = (*letters, *user_turn(llm.tokenizer).stop_token_ids)  # a random model's bytes would be no text
     monkeypatch.setattr(synthesise_module, "SamplingParams", partial(SamplingParams, allowed_token_ids=allowed))
     config = SynthesisConfig(max_tokens=8, least_words=1, abreast=8, sampled_share=0.2, most_repeated=1.0)
-    prompts, dropped = synthesise(llm, 40, config, held_out=SECRET)
+    first, second = (Synthesis(llm, config, held_out=SECRET) for _ in range(2))
+    prompts = list(first.up_to(40))
     assert len(prompts) == len({prompt.key for prompt in prompts}) == 40
     sampled = [prompt for prompt in prompts if set(prompt.parts[0]) <= set("etaoin ")]
     assert len(sampled) == 8
-    assert dropped["never ended"] > 0
-    again, _ = synthesise(llm, 40, config, held_out=SECRET)
-    assert [prompt.key for prompt in again] == [prompt.key for prompt in prompts]
+    assert first.dropped["never ended"] > 0
+    assert [prompt.key for prompt in second.up_to(40)] == [prompt.key for prompt in prompts]
     assert llm.engine.idle
 
 
@@ -233,7 +233,7 @@ def test_a_target_whose_turns_never_end_is_named(llm: LLM, monkeypatch: pytest.M
     monkeypatch.setattr(synthesise_module, "SamplingParams", partial(SamplingParams, allowed_token_ids=(101,)))
     config = SynthesisConfig(max_tokens=8, sampled_share=1.0)
     with pytest.raises(ModelError, match=r"of 200 user's turns that .* sampled only 0 are prompts"):
-        synthesise(llm, 4, config, held_out=SECRET)
+        list(Synthesis(llm, config, held_out=SECRET).up_to(4))
     llm.engine.end_cancelled()
     assert llm.engine.idle
 
@@ -242,4 +242,4 @@ def test_asking_for_more_prompts_than_there_are_is_refused(llm: LLM, monkeypatch
     monkeypatch.setitem(tasks().lists, "topic", ["tea"])
     monkeypatch.setattr("outrider.train.tasks.Tasks.question", lambda self, kind, dice: "What is tea made of?")
     with pytest.raises(ConfigError, match="prompts only 1 differed, and 30 were asked for"):
-        synthesise(llm, 30, SynthesisConfig(code_share=0.0, sampled_share=0.0), held_out=SECRET)
+        list(Synthesis(llm, SynthesisConfig(code_share=0.0, sampled_share=0.0), held_out=SECRET).up_to(30))

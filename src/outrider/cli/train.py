@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, cast, get_type_hints
 
 from cyclopts import Parameter
@@ -14,6 +18,7 @@ from rich.console import Console
 from outrider.cli import output
 from outrider.errors import ConfigError
 from outrider.train.gather import DataConfig
+from outrider.train.made import PROMPTS
 from outrider.train.recipes.base import Recipe, recipe_class, trainable
 from outrider.train.regenerate import AnswerConfig
 from outrider.train.settings import Settings
@@ -23,6 +28,14 @@ if TYPE_CHECKING:
     from outrider.train.workers import Workers
 
 T = TypeVar("T")
+_GROUPS: Final = {
+    "settings": "Training",
+    "data": "Texts and their hidden rows",
+    "synthesis": "Prompts that the model makes",
+    "answers": "Answers of the model",
+}
+"""Headings of the help, by whose options stand under them."""
+_METHODS: Final = "Options of single methods"
 
 
 class _Flag(NamedTuple):
@@ -62,14 +75,16 @@ def _flags() -> dict[str, list[_Flag]]:
 def _help(flags: list[_Flag]) -> str:
     texts: dict[str, list[str]] = {}
     for flag in flags:
-        texts.setdefault(flag.help, []).append(f"{flag.owner}: {flag.default}")
+        owner = "default" if flag.owner in _GROUPS else flag.owner
+        texts.setdefault(flag.help, []).append(f"{owner}: {flag.default}" if flag.default != "" else f"{owner}: none")
     return " ".join(f"{text} ({'; '.join(where)})" for text, where in texts.items())
 
 
 def _with_flags(base: type[T]) -> type[T]:
     fields = []
     for name, flags in _flags().items():
-        parameter = Parameter(name=f"--{name}", help=_help(flags), negative="")
+        group = _GROUPS.get(flags[0].owner, _METHODS)
+        parameter = Parameter(name=f"--{name}", help=_help(flags), negative="", group=group)
         kind = Annotated[flags[0].kind | None, parameter]  # type: ignore[valid-type]
         fields.append((name.replace("-", "_"), kind, dataclasses.field(default=None)))
     made = dataclasses.make_dataclass(base.__name__, fields, bases=(base,), frozen=True, kw_only=True)
@@ -83,22 +98,54 @@ def _with_flags(base: type[T]) -> type[T]:
 class TrainingFlags:
     """Options of the data, the loop and the methods."""
 
-    def of(self, owner: str) -> Any:
-        """The options of one owner, from what was given."""
-        _, kind = _parts()[owner]
-        values = {flag.field: value for flag, value in self._given() if flag.owner == owner}
-        return kind(**values)
+    def of(self, owner: str, before: Mapping[str, Any] = MappingProxyType({})) -> Any:
+        """The options of one owner, from what was given.
 
-    def check_used(self, method: str) -> None:
-        """Refuse an option of another method.
+        Args:
+            owner: see :func:`_parts`.
+            before: what stands in place of defaults.
+        """
+        _, kind = _parts()[owner]
+        return kind(**{**before, **self._values(owner)})
+
+    def taken_over(self, owner: str, before: Mapping[str, Any]) -> list[str]:
+        """Of what stands in place of defaults, as flags, what was not given and is no default."""
+        prefix, kind = _parts()[owner]
+        defaults = {item.name: item.default for item in dataclasses.fields(kind)}
+        values = self._values(owner)
+        return [
+            f"--{prefix}{name.replace('_', '-')} {value}"
+            for name, value in before.items()
+            if name not in values and value != defaults[name]
+        ]
+
+    def _values(self, owner: str) -> dict[str, Any]:
+        return {flag.field: value for flag, value in self._given() if flag.owner == owner}
+
+    def check_used(self, method: str, *, prompts: bool, synthesise: bool) -> None:
+        """Refuse an option that would change nothing.
+
+        Args:
+            method: what is trained.
+            prompts: whether there are any to answer.
+            synthesise: whether the model is to make some.
 
         Raises:
-            ConfigError: naming it.
+            ConfigError: naming it, and what it is an option of.
         """
-        used = {method, "settings", "data", "synthesis", "answers"}
+        used = {method, *_GROUPS}
         for name, flags in _flags().items():
-            if getattr(self, name.replace("-", "_")) is not None and not used & {flag.owner for flag in flags}:
+            if getattr(self, name.replace("-", "_")) is None:
+                continue
+            owners = {flag.owner for flag in flags}
+            if not used & owners:
                 raise ConfigError(f"--{name} is not an option of training {method}, but of {flags[0].owner}")
+            if owners == {"synthesis"} and not synthesise:
+                raise ConfigError(f"--{name} is an option of making prompts, which needs --synthesise N")
+            if owners == {"answers"} and not prompts:
+                raise ConfigError(f"--{name} is an option of answering prompts, which needs --data or --synthesise N")
+        if self.of("settings").start_from and getattr(self, "vocabulary", None) is not None:
+            raise ConfigError("--vocabulary is of no use with --start-from: a head brings its own draft vocabulary")
 
     def _given(self) -> Iterator[tuple[_Flag, Any]]:
         for name, flags in _flags().items():
@@ -115,7 +162,7 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     *,
     model: str,
     output_folder: Annotated[Path, Parameter(name="--output")],
-    data: tuple[Path, ...] = (),
+    data: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
     synthesise: int = 0,
     data_folder: Path | None = None,
     online: Annotated[bool, Parameter(negative="")] = False,
@@ -134,42 +181,104 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
         output_folder: gets the trained head, the record of the training and its curve.
         data: file of prompts: JSON lines or an array of {"prompt"}, {"text"}, {"turns"}, {"messages"} or
             {"conversations"}, or plain text with one question a line; may be given more than once.
-        synthesise: have the model make so many prompts itself.
+        synthesise: have the model make so many prompts itself; those of an earlier run count among them.
         data_folder: where prompts, answers and hidden rows are kept, for other trainings too; by default OUTPUT/data.
         online: answer prompts while training runs through them; of the answers the disk then holds those that judge the
             head, with hidden rows, and the first 256 to train on, whose tokens make the draft vocabulary.
         backend: what runs the model.
         flags: options of the data, the loop and the method.
-        as_json: print one JSON object as the last line.
+        as_json: print one JSON object on standard output, and everything else on standard error.
     """
+    recipe: Recipe = flags.of(recipe_class(method).method)
+    place = data_folder or output_folder / "data"
+    prompts = bool(data or synthesise) or (place / PROMPTS).exists()
+    flags.check_used(recipe.method, prompts=prompts, synthesise=bool(synthesise))
+    working = _together(online=online)
+    console = (output.side() if as_json else output.screen()) if working.rank == 0 else Console(quiet=True)
+    try:
+        with _without_warnings():
+            found = _train(
+                recipe,
+                _Asked(model, output_folder, backend, flags, working, console),
+                place,
+                prompts=data,
+                synthesised=synthesise,
+                online=online,
+            )
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on from here")
+        raise
+    if working.rank == 0 and as_json:
+        output.write_json(found)
+    return 0
+
+
+class _Asked(NamedTuple):
+    """What one command asks for, beside its texts."""
+
+    model: str
+    output: Path
+    backend: str
+    flags: TrainingFlags
+    working: Workers
+    console: Console
+
+
+def _train(recipe: Recipe, asked: _Asked, place: Path, **texts: Any) -> dict[str, Any]:
+    """Gather, train and measure; gives what is told to machines, which the first worker alone has."""
     from outrider.llm import LLM
     from outrider.target.loading import find
+    from outrider.train.bars import waiting
     from outrider.train.bought import bought
-    from outrider.train.gather import Source, gather, hidden_rows
+    from outrider.train.checks import Plan
+    from outrider.train.gather import ANSWERS, Source
+    from outrider.train.made import prompt_options
+    from outrider.train.outcome import Outcome
+    from outrider.train.regenerate import answer_options
     from outrider.train.run import train as run
-    from outrider.train.start import check_start
+    from outrider.train.state import TRAINING
 
-    recipe: Recipe = flags.of(recipe_class(method).method)
-    flags.check_used(recipe.method)
-    settings, sizes = flags.of("settings"), flags.of("data")
-    working = _together(online=online)
-    console = output.screen() if working.rank == 0 else Console(quiet=True)
-    name, making = find(model)[1], {"synthesis": flags.of("synthesis"), "answers": flags.of("answers")}
-    place = data_folder or output_folder / "data"
-    source = Source(place, target=name, prompts=data, synthesised=synthesise, online=online, **making)
-    llm = LLM(model, speculation="none", backend=backend)
-    check_start(recipe, settings.start_from, output_folder, llm.engine.target)
-    with working.first_alone():
-        if working.rank == 0:
-            gather(llm, source, console, hidden_rows(llm, recipe, source, sizes))
-    trained = run(llm, recipe, source, output_folder, target_name=name, data=sizes, settings=settings, console=console)
-    if working.rank:
-        return 0
-    comparison = bought(llm, recipe.product.arms(recipe.method, output_folder), source.folder, console)
-    if as_json:
-        apart = {name: {"length": one.accepted_length, "rates": one.rates} for name, one in trained.apart.items()}
-        output.write_json({"training": trained.findings.summary(), "apart": apart, "bought": comparison})
-    return 0
+    settings, sizes, console = asked.flags.of("settings"), asked.flags.of("data"), asked.console
+    before = {"synthesis": prompt_options(place), "answers": answer_options(place / ANSWERS)}
+    if same := [flag for part, options in before.items() for flag in asked.flags.taken_over(part, options)]:
+        console.print(f"as before in {place}: {' '.join(same)}")
+    name = find(asked.model)[1]
+    making = {part: asked.flags.of(part, options) for part, options in before.items()}
+    source = Source(place, target=name, **texts, **making)
+    plan = Plan(recipe, source, sizes, settings, asked.output, asked.working.count)
+    first = asked.working.rank == 0  # which writes what others would be reading meanwhile
+    if first:
+        plan.check_files()
+    with waiting(f"loading {name}", console):
+        llm = LLM(asked.model, speculation="none", backend=asked.backend)
+    if first:
+        plan.check_model(llm, console)
+    trained = run(llm, recipe, source, asked.output, target_name=name, data=sizes, settings=settings, console=console)
+    if not first or trained.texts is None:
+        return {}
+    comparison = bought(llm, recipe.product.arms(recipe.method, asked.output), trained.texts.held_out, console)
+    outcome = Outcome(
+        model=asked.model,
+        method=recipe.method,
+        output=asked.output,
+        trained=trained,
+        bought=comparison,
+        starts=recipe.product.starts_from_heads,
+        online=source.online,
+    )
+    trained.findings.write(asked.output / TRAINING, outcome.to_json())
+    for line in outcome.lines():
+        console.print(line)
+    return {"training": trained.findings.summary()} | outcome.to_json()
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Keep warnings of libraries, which no user of this command can heed, off the screen; -W shows them."""
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            warnings.simplefilter("ignore")
+        yield
 
 
 def _together(*, online: bool) -> Workers:

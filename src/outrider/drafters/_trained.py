@@ -143,9 +143,7 @@ def built_head(bench: Workbench, options: ChainOptions | TreeOptions) -> Any:
         ModelError: it cannot be read.
     """
     if not options.head:
-        raise ConfigError(
-            f"{options.method} needs a trained head; name its folder as head, or with --speculative-draft-model-path"
-        )
+        raise ConfigError(f"{options.method} needs a trained head; name its folder as head, or with --draft-model")
     return bench.head(options.head).build()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
@@ -15,7 +14,8 @@ from rich.table import Table
 from outrider.config import Speculation
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
-from outrider.train.regenerate import read_answers
+from outrider.train.bars import Tick, bar
+from outrider.train.example import Example
 
 _BESIDE: Final = ("none", "ngram")
 """Methods that need no training, plain decoding first."""
@@ -24,37 +24,42 @@ TOKENS: Final = 96
 TURNS: Final = 3
 
 
-def bought(llm: LLM, arms: Mapping[str, Speculation], data: Path, console: Console) -> list[dict[str, Any]]:
+def bought(
+    llm: LLM, arms: Mapping[str, Speculation], texts: Sequence[Example], console: Console
+) -> list[dict[str, Any]]:
     """Complete held-out prompts with what was trained, with n-grams and with nothing, in turns, and compare.
 
     Args:
         llm: the target, without speculation.
         arms: what was trained, by name; see :meth:`outrider.train.products.Product.arms`.
-        data: the folder of answers.
+        texts: held-out ones; the prompts of the first are completed.
         console: where to print.
 
     Returns:
         A row for each: accepted length, tokens per second, speedup, and what the costs predict.
     """
-    examples = read_answers(data / "answers.jsonl", validation=True)[:PROMPTS]
-    prompts = [example.tokens[: example.answer_start] for example in examples]
+    prompts = [example.tokens[: example.answer_start] for example in texts[:PROMPTS]]
     plans = {name: Speculation(name) for name in _BESIDE} | dict(arms)
-    found = compare({name: llm.speculating(plan) for name, plan in plans.items()}, prompts)
-    console.print(_table(found))
+    with bar("measuring speed", len(prompts), console) as tick:
+        found = compare({name: llm.speculating(plan) for name, plan in plans.items()}, prompts, tick)
+    console.print(_table(found, len(prompts)))
     return found
 
 
-def compare(arms: Mapping[str, LLM], prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+def compare(
+    arms: Mapping[str, LLM], prompts: Sequence[Sequence[int]], tick: Tick = lambda done, figure: None
+) -> list[dict[str, Any]]:
     """Time arms on the same prompts, one at a time and in turns; medians of each prompt's turns are added up.
 
     Args:
         arms: by name; the first is what the others are compared with.
         prompts: token ids.
+        tick: told how many prompts are done.
     """
     params = SamplingParams(max_tokens=TOKENS)
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     rounds: dict[str, list[tuple[int, int, float, float]]] = {name: [] for name in arms}
-    for prompt in prompts:
+    for number, prompt in enumerate(prompts, 1):
         times: dict[str, list[float]] = {name: [] for name in arms}
         for turn in range(TURNS):
             for name, llm in arms.items():
@@ -68,6 +73,7 @@ def compare(arms: Mapping[str, LLM], prompts: Sequence[Sequence[int]]) -> list[d
                     rounds[name].append((tokens - 1, stats.rounds, spent.draft, spent.verify))
         for name, taken in times.items():
             seconds[name].append(statistics.median(taken))
+        tick(number, "")
     plain, found = sum(seconds[next(iter(arms))]), []
     for name in arms:
         tokens, count, draft, verify = (sum(column) for column in zip(*rounds[name], strict=True))
@@ -87,8 +93,8 @@ def compare(arms: Mapping[str, LLM], prompts: Sequence[Sequence[int]]) -> list[d
     return found
 
 
-def _table(found: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="held-out prompts, greedy", title_justify="left", box=SIMPLE_HEAD)
+def _table(found: Sequence[Mapping[str, Any]], prompts: int) -> Table:
+    table = Table(title=f"{prompts} held-out prompts, greedy", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("method")
     for heading in ("τ", "draft ms", "verify ms", "tokens/s", "speedup", "predicted"):
         table.add_column(heading, justify="right")

@@ -18,6 +18,8 @@ from outrider.train.example import Example
 from outrider.tree import SequenceRows, TreeBatch
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from outrider.target.base import TargetModel
 
 PASS_ROWS: Final = 512
@@ -37,8 +39,13 @@ class CaptureReport:
 
     def __str__(self) -> str:
         """One line to print."""
-        room = f", no room for {self.left} texts" if self.left else ""
-        return f"{self.texts:,} texts captured, {self.rows:,} rows in {self.seconds:.0f} s{room}"
+        made = (
+            f"{self.texts:,} computed now, {self.rows:,} rows in {self.seconds:.0f} s"
+            if self.texts
+            else "0 computed now"
+        )
+        room = f"; {self.left:,} for which --buffer-gb has no room are computed when they are read" if self.left else ""
+        return f"{made}{room}"
 
 
 def captured_layers(target: TargetModel, layers: Sequence[int]) -> tuple[int, ...]:
@@ -61,7 +68,7 @@ def capture(
     layers: Sequence[int],
     buffer: FeatureBuffer,
     *,
-    progress: bool = False,
+    console: Console | None = None,
 ) -> CaptureReport:
     """Capture the texts that a buffer does not hold yet, as far as it has room.
 
@@ -70,7 +77,7 @@ def capture(
         examples: the texts.
         layers: which hidden rows, beside those after the final norm.
         buffer: where they go; shards of it that are found damaged are captured again.
-        progress: show a progress bar with rows per second.
+        console: where a progress bar with rows per second goes.
 
     Raises:
         ConfigError: the buffer is of other layers, a text is longer than the context, or the disk is full.
@@ -86,7 +93,7 @@ def capture(
     known = buffer.keys
     missing = [example for key, example in {e.key: e for e in examples}.items() if key not in known]
     fitting = _fitting(missing, buffer)
-    with bar("hidden rows", sum(len(example.tokens) for example in fitting), shown=progress) as tick:
+    with bar("computing hidden rows", sum(len(example.tokens) for example in fitting), console) as tick:
         for example, features in capture_each(target, fitting, wanted):
             buffer.append(example, features)
             texts, rows = texts + 1, rows + len(example.tokens)

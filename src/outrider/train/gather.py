@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from rich.console import Console
 
@@ -19,21 +19,26 @@ from outrider.train.batches import Batch, Batches, Shape, Shards, held_out_batch
 from outrider.train.capture import captured_layers
 from outrider.train.example import Example
 from outrider.train.hidden_rows import HiddenRows
-from outrider.train.prompts import Prompt, read_prompts, write_prompts
+from outrider.train.made import PROMPTS, Made, make, read_again
+from outrider.train.prompts import Prompt
 from outrider.train.recipes.base import Recipe
-from outrider.train.regenerate import AnswerConfig, check_answered, read_answers, regenerate
+from outrider.train.regenerate import AnswerConfig, answered, check_answered, read_answers, regenerate
 from outrider.train.sources import Online, Streamed
-from outrider.train.synthesise import SynthesisConfig, synthesise
+from outrider.train.synthesise import SynthesisConfig
 from outrider.train.teacher import Matrices
 from outrider.train.vocabulary import DraftVocabulary, draft_vocabulary
 
-PROMPTS: Final = "prompts.jsonl"
-MADE: Final = "prompts.made.json"
-"""Tells which prompts the target was asked to make."""
 ANSWERS: Final = "answers.jsonl"
-_NOBODY_JUDGES: Final = (
+TEXTS: Final = "texts"
+HELD_OUT: Final = "texts held out"
+"""What names the texts of a training in its state: how many, and a hash of which."""
+NOBODY_JUDGES: Final = (
     "none of {count} prompts is kept to judge by: about one in thirty is, so give more of them, with --data or a "
     "larger --synthesise"
+)
+_NOBODY_FITS: Final = (
+    "none of {count} prompts {purpose} has fewer than {most} tokens, so no answer could be {used}; raise "
+    "--answer-longest-prompt and --max-length, or give shorter prompts"
 )
 _FIRST: Final = 256
 """Prompts that are answered ahead where all others are answered while training."""
@@ -51,7 +56,11 @@ class DataConfig:
     buffer_gb: float = option(8.0, "Most gigabytes of hidden rows on disk.", low=0.01)
     rows: int = option(512, "Positions of a batch; fewer are more steps from the same tokens.", low=1)
     max_length: int = option(512, "Longer texts are cut here.", low=2)
-    held_out: int = option(200, "Most texts the head is judged by.", low=1)
+    held_out: int = option(
+        200,
+        "Most texts the head is judged by; about 3 in 100 prompts are kept for that, and no more of them answered.",
+        low=1,
+    )
 
     def __post_init__(self) -> None:
         """Refuse values out of bounds."""
@@ -85,35 +94,40 @@ class Source:
         """
         own = self.folder / PROMPTS
         files = [*self.prompts, *([own] if own.exists() else [])]
-        return read_prompts(files) if files else []
+        return read_again(files) if files else []
 
-    def made(self) -> dict[str, Any]:
-        """What decides the prompts that the target makes."""
-        return {"synthesise": self.synthesised} | asdict(self.synthesis)
-
-    def check_made(self) -> None:
-        """Refuse prompts that the target made, if others are wanted now.
+    def to_make(self) -> int:
+        """How many prompts the target is yet to make.
 
         Raises:
-            ConfigError: naming what differs.
+            ConfigError: those that are there were made otherwise.
         """
-        file = self.folder / MADE
-        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        for name, value in self.made().items():
-            if found.get(name, value) != value:
-                raise ConfigError(
-                    f"the prompts in {self.folder / PROMPTS} were made with {name} {found[name]}, and now it is "
-                    f"{value}; use the same, or another --data-folder"
-                )
+        if not self.synthesised:
+            return 0
+        known = Made.of(self.folder)
+        known.check(self.folder, self.synthesis, self.synthesised, self.target)
+        return max(0, self.synthesised - len(known.prompts))
 
-    def asked_before(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Of all prompts, those that are answered before the training."""
+    def asked_before(
+        self, prompts: Sequence[Prompt], held_out: int, fits: Callable[[Prompt], bool] = lambda prompt: True
+    ) -> list[Prompt]:
+        """Of all prompts, those that are answered before the training.
+
+        Args:
+            prompts: all of them.
+            held_out: most of those that are kept to judge by.
+            fits: whether a prompt can be answered, which of these counts alone.
+        """
         trained_on = [prompt for prompt in prompts if not prompt.for_validation]
         later = {prompt.key for prompt in trained_on[_FIRST:]} if self.online else set()
-        return [prompt for prompt in prompts if prompt.key not in later]
+        judging = islice((prompt for prompt in prompts if prompt.for_validation and fits(prompt)), held_out)
+        first = {prompt.key for prompt in judging}
+        return [
+            prompt for prompt in prompts if (prompt.key in first if prompt.for_validation else prompt.key not in later)
+        ]
 
 
-def gather(llm: LLM, source: Source, console: Console, rows: HiddenRows) -> None:
+def gather(llm: LLM, source: Source, console: Console, rows: HiddenRows, data: DataConfig) -> None:
     """Make every prompt and answer that is not there yet, and keep the hidden rows that answering computes.
 
     Raises:
@@ -121,27 +135,58 @@ def gather(llm: LLM, source: Source, console: Console, rows: HiddenRows) -> None
             or none of the prompts is kept to judge by.
     """
     source.folder.mkdir(parents=True, exist_ok=True)
-    shown = console.is_terminal and not console.quiet
-    own = source.folder / PROMPTS
-    if source.synthesised and not own.exists():
-        made, dropped = synthesise(llm, source.synthesised, source.synthesis, progress=shown)
-        write_prompts(own, made)
-        own.with_name(MADE).write_text(json.dumps(source.made()) + "\n", encoding="utf-8")
-        console.print(f"{len(made)} prompts were made; left out: {dict(dropped) or 'none'}")
-    elif source.synthesised:
-        source.check_made()
-    prompts = source.asked_before(source.read())
-    if prompts:
-        if not any(prompt.for_validation for prompt in prompts):
-            raise ConfigError(_NOBODY_JUDGES.format(count=len(prompts)))
-        path, seen = source.folder / ANSWERS, rows.watching(llm)
-        try:
-            report = regenerate(
-                seen, prompts, path, source.answers, target=source.target, progress=shown, on_answer=rows.keep
-            )
-        finally:
-            rows.flush()
-        console.print(str(report))
+    if source.synthesised:
+        make(llm, source.folder, source.synthesised, source.synthesis, target=source.target, console=console)
+    prompts = source.read()
+    if not prompts:
+        return
+    path, asked = source.folder / ANSWERS, _asked(llm, source, data, prompts)
+    seen = rows.watching(llm)
+    try:
+        report = regenerate(
+            seen, asked, path, source.answers, target=source.target, console=console, on_answer=rows.keep
+        )
+    finally:
+        rows.flush()
+    others = len(answered(path) - {prompt.key for prompt in prompts})
+    beside = f"; {others:,} more in {source.folder} are to other prompts, and used as well" if others else ""
+    console.print(f"{report}{beside}")
+
+
+def to_answer(llm: LLM, source: Source, data: DataConfig) -> list[Prompt]:
+    """Of the prompts that are there, those that are to be answered before the training.
+
+    Raises:
+        ConfigError: see :func:`gather`.
+    """
+    prompts = source.read()
+    done = answered(source.folder / ANSWERS)
+    return [prompt for prompt in _asked(llm, source, data, prompts) if prompt.key not in done] if prompts else []
+
+
+def _asked(llm: LLM, source: Source, data: DataConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Prompts that are answered before the training.
+
+    Raises:
+        ConfigError: none of those to train on or of those to judge by leaves room for an answer, and there are no
+            answers from before.
+    """
+    assert llm.tokenizer is not None
+    tokenizer, most = llm.tokenizer, 1 + min(source.answers.longest_prompt, data.max_length - 1)
+
+    def fits(prompt: Prompt) -> bool:
+        return len(prompt.encode(tokenizer)) < most
+
+    path = source.folder / ANSWERS
+    for judging, purpose, used in ((True, "to judge by", "judged"), (False, "to train on", "learned from")):
+        some = [prompt for prompt in prompts if prompt.for_validation is judging]
+        if source.to_make() or (path.exists() and read_answers(path, validation=judging)):
+            continue
+        if not some and judging:
+            raise ConfigError(NOBODY_JUDGES.format(count=len(prompts)))
+        if not any(fits(prompt) for prompt in some):
+            raise ConfigError(_NOBODY_FITS.format(count=len(some), purpose=purpose, most=most, used=used))
+    return source.asked_before(prompts, data.held_out, fits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,12 +207,25 @@ class Texts:
         if source.target:
             check_answered(file, source.target)
         train, held_out = (read_answers(file, validation=kept) if file.exists() else [] for kept in (False, True))
+        held_out = [text for text in held_out if text.answer_start < min(len(text.tokens), config.max_length)]
         if not train or not held_out:
             raise ConfigError(
                 f"{file} holds {len(train)} answers to train on and {len(held_out)} to judge by; name prompts with "
                 "--data or have some made with --synthesise"
             )
         return cls(train, held_out[: config.held_out])
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens of all answers to train on."""
+        return sum(len(example.tokens) - example.answer_start for example in self.train)
+
+    def __str__(self) -> str:
+        """One line to print."""
+        return (
+            f"texts: {len(self.train):,} to train on, with {self.answer_tokens:,} answer tokens, and "
+            f"{len(self.held_out):,} to judge by"
+        )
 
     def vocabulary(self, size: int, target: TargetModel, always: Sequence[int]) -> DraftVocabulary | None:
         """The reduced draft vocabulary; None is the whole."""
@@ -195,6 +253,7 @@ def hidden_rows(llm: LLM, recipe: Recipe, source: Source, data: DataConfig) -> H
 class Data:
     """Captured texts, ready to train on."""
 
+    texts: Texts
     vocabulary: DraftVocabulary | None
     """The reduced draft vocabulary of a new head; None is the whole."""
     teacher: Matrices
@@ -202,7 +261,7 @@ class Data:
     shape: Shape
     held_out: list[Batch]
     facts: Mapping[str, object]
-    """Names the texts, and tells how they become batches: see :class:`outrider.train.loop.Task`."""
+    """Names the texts: see :class:`outrider.train.loop.Task`."""
 
     @classmethod
     def of(cls, llm: LLM, recipe: Recipe, source: Source, config: DataConfig, console: Console) -> Data:
@@ -213,6 +272,7 @@ class Data:
         """
         target = llm.engine.target
         texts = Texts.of(source, config)
+        console.print(str(texts))
         ends = sorted(llm.tokenizer.eos_ids) if llm.tokenizer else []
         rows = hidden_rows(llm, recipe, source, config)
         judged = Streamed(target, texts.held_out, rows.filled(texts.held_out, judging=True, console=console))
@@ -220,12 +280,13 @@ class Data:
         shape = Shape(layers, rows=config.rows, max_length=config.max_length)
         held_out = held_out_batches((text for piece in range(len(judged)) for text in judged.read(piece)), shape)
         return cls(
+            texts,
             texts.vocabulary(config.vocabulary, target, ends),
             Matrices.of(target),
             _shards(llm, source, texts, rows, console),
             shape,
             held_out,
-            _facts(source, texts, shape),
+            text_facts(source, texts),
         )
 
     def stream(self, seed: int) -> Batches:
@@ -241,16 +302,33 @@ def _shards(llm: LLM, source: Source, texts: Texts, rows: HiddenRows, console: C
     return Streamed(llm.engine.target, texts.train, rows.filled(texts.train, judging=False, console=console))
 
 
-def _facts(source: Source, texts: Texts, shape: Shape) -> Mapping[str, object]:
-    """What decides the batches; names that no option has."""
-    asked = [prompt.key for prompt in source.read()] if source.online else [example.key for example in texts.train]
+def known_facts(
+    source: Source, data: DataConfig, layers: Sequence[int], target: TargetModel, *, started: bool
+) -> dict[str, object]:
+    """What decides the batches beside the texts; names that no option has.
+
+    Args:
+        source: the texts.
+        data: how much of them is used.
+        layers: read by what is trained.
+        target: the model.
+        started: whether it begins with a head, which brings its own draft vocabulary.
+    """
     return {
         "target": source.target,
-        "texts": _name_of(asked),
-        "texts held out": _name_of([example.key for example in texts.held_out]),
-        "rows of a batch": shape.rows,
-        "longest text": shape.max_length,
-        "layers read": list(shape.layers),
+        "rows of a batch": data.rows,
+        "longest text": data.max_length,
+        "layers read": list(captured_layers(target, layers)),
+        "draft vocabulary": "the head's own" if started else data.vocabulary,
+    }
+
+
+def text_facts(source: Source, texts: Texts) -> dict[str, object]:
+    """Which texts are trained on, and which are judged by."""
+    asked = [prompt.key for prompt in source.read()] if source.online else [example.key for example in texts.train]
+    return {
+        TEXTS: _name_of(asked),
+        HELD_OUT: _name_of([example.key for example in texts.held_out]),
     }
 
 

@@ -70,6 +70,20 @@ class HiddenRows:
         if text is not None and not useless and example not in buffer and buffer.has_room(example):
             buffer.append(example, text.features)
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of all rows that are kept."""
+        return sum(buffer.bytes for buffer in self._buffers.values())
+
+    def bytes_to_come(self, examples: Sequence[Example], tokens: int) -> int:
+        """Most bytes that rows will yet take, of answers that are there and of so many tokens of others."""
+        kept = frozenset[str]().union(*(buffer.keys for buffer in self._buffers.values()))
+        missing = sum(len(example.tokens) for example in examples if example.key not in kept)
+        buffers = self._buffers.values() if self._for_training else [self._buffers[True]]
+        room = sum(buffer.limit_bytes - buffer.bytes for buffer in buffers)
+        row = self._buffers[True].row_bytes
+        return max(0, min(room, (missing + tokens) * row))
+
     def flush(self) -> None:
         """Write what is still in memory."""
         for buffer in self._buffers.values():
@@ -78,8 +92,9 @@ class HiddenRows:
     def filled(self, examples: Sequence[Example], *, judging: bool, console: Console) -> FeatureBuffer:
         """The buffer of some texts, those that it lacks captured now."""
         buffer = self._buffers[judging]
-        report = capture(self._target, examples, self.layers, buffer, progress=console.is_terminal)
-        console.print(f"hidden rows, {_NAMES[judging]}: {len(buffer):,} texts; {report}")
+        report = capture(self._target, examples, self.layers, buffer, console=console)
+        purpose = "to judge by" if judging else "to train on"
+        console.print(f"hidden rows: kept of {len(buffer):,} texts {purpose}, {report}")
         return buffer
 
 

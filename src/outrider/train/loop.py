@@ -8,32 +8,36 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from rich.console import Console
 
 from outrider.errors import TrainingError
 from outrider.train.batches import Batch, Position, Stream
+from outrider.train.identity import SHAPES, check_identity, check_precision, identity
+from outrider.train.intervals import gain
 from outrider.train.judge import Judgement, judge, prepared
+from outrider.train.optimiser import optimiser
 from outrider.train.precision import probe, under
 from outrider.train.progress import Watch
-from outrider.train.recipes.base import Acceptance, LossReport, Recipe
+from outrider.train.recipes.base import Acceptance, LossReport, Recipe, mean_parts
 from outrider.train.record import Record
 from outrider.train.report import Findings
 from outrider.train.settings import AUTO, Settings
-from outrider.train.state import load_state, save_state
+from outrider.train.state import STATE, fingerprint, fingerprint_of, load_state, save_state
 from outrider.train.stopwatch import JUDGING, Stopwatch
 from outrider.train.teacher import Teacher
-from outrider.train.workers import Alone, Workers
+from outrider.train.workers import Alone, Workers, repeatable
 
-BETAS: Final = (0.9, 0.95)
-STATE: Final = "state.pt"
+if TYPE_CHECKING:
+    from outrider.train.gather import Texts
+    from outrider.train.vocabulary import DraftVocabulary
+
 BEST: Final = "best.pt"
 STEPS: Final = "steps.csv"
 JUDGED: Final = "held_out.csv"
@@ -48,6 +52,10 @@ class Progress:
     precision: str = ""
     best: int = -1
     """Which judgement is the best so far."""
+    best_weights: str = ""
+    """Names the weights of that judgement; empty in an older state."""
+    worse: int = 0
+    """Judgements in a row, up to the latest, that are surely worse than the best."""
     ended: str = ""
     """Why it is over; empty while it is not."""
     judged: list[Judgement] = field(default_factory=list)
@@ -65,6 +73,10 @@ class Trained(NamedTuple):
     findings: Findings
     apart: Mapping[str, Acceptance] = {}
     """See :meth:`outrider.train.recipes.base.Recipe.apart`."""
+    texts: Texts | None = None
+    """What it was trained on, where that was gathered."""
+    vocabulary: DraftVocabulary | None = None
+    """The reduced draft vocabulary that was made for it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +120,7 @@ class Training:
         self._head = task.head.to(self._workers.device)
         self._held_out, self._facts = task.held_out, task.facts
         self._weights = [weight for weight in self._head.parameters() if weight.requires_grad]
-        self._optimiser = _optimiser(self._weights, settings)
+        self._optimiser = optimiser(self._weights, settings)
         self._progress = Progress()
         self._stopwatch = Stopwatch(self._workers.device)
         self._due = settings.judged_at()
@@ -120,9 +132,10 @@ class Training:
             TrainingError: the loss is no number, the disk is full, or the folder holds another training.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        _repeatable(self._workers.device)
+        repeatable(self._workers.device)
         self._resume()
         now = self._progress
+        now.ended = self._verdict()  # more patience than it had ended with goes on
         self._held_out = prepared([batch.to(self._workers.device) for batch in self._held_out], self._teacher)
         steps = Record(self._folder / STEPS, rows=now.rows[0]) if self._workers.rank == 0 else None
         judged = Record(self._folder / JUDGED, rows=now.rows[1]) if self._workers.rank == 0 else None
@@ -133,13 +146,28 @@ class Training:
             if not now.judged:
                 self._judge(judged, watch)
             while not now.ended:
-                self._step(steps, watch)
-                now.ended = self._verdict(judged, watch)
-                if now.ended or time.monotonic() - saved >= self._settings.save_seconds:
+                self._step_within_memory(steps, watch)
+                kept = self._judged_if_due(judged, watch)
+                now.ended = self._verdict()
+                if kept or now.ended or time.monotonic() - saved >= self._settings.save_seconds:
                     self._save(steps, judged)
                     saved = time.monotonic()
             watch.say(now.ended)
         return self._finish()
+
+    def _step_within_memory(self, record: Record | None, watch: Watch) -> None:
+        """One step.
+
+        Raises:
+            TrainingError: it takes more memory than the device has.
+        """
+        try:
+            self._step(record, watch)
+        except torch.OutOfMemoryError as error:
+            raise TrainingError(
+                f"a step takes more memory than {self._workers.device} has; train with fewer --rows or a shorter "
+                "--max-length, and another --output"
+            ) from error
 
     def _step(self, record: Record | None, watch: Watch) -> None:
         """One step of the optimiser, over every worker's batches."""
@@ -168,7 +196,7 @@ class Training:
         now.losses.append((now.tokens, loss))
         if record is not None:
             figures: dict[str, float] = {"step": now.step, "tokens": now.tokens, "epoch": self._stream.position.epoch}
-            figures |= {"learning_rate": rate, "loss": loss, "gradient": norm} | _mean_parts(reports)
+            figures |= {"learning_rate": rate, "loss": loss, "gradient": norm} | mean_parts(reports)
             record.add(figures | {f"{name}_s": round(spent, 3) for name, spent in self._stopwatch.seconds.items()})
         recent = now.losses[-20:]
         watch.step(
@@ -232,59 +260,94 @@ class Training:
         chosen = self._workers.total(torch.tensor([float(slower)], device=self._workers.device))
         return "bf16" if float(chosen) else "fp32"
 
-    def _verdict(self, record: Record | None, watch: Watch) -> str:
-        """Judge the head where that is due; says why the training is over, or nothing while it is not."""
+    def _verdict(self) -> str:
+        """Why the training is over, or nothing while it is not."""
         settings, now = self._settings, self._progress
-        if any(now.judged[-1].tokens < due <= now.tokens for due in self._due):
-            self._judge(record, watch)
-        waited = len(now.judged) - 1 - now.best
         if now.tokens >= settings.tokens:
             return f"all {settings.tokens:,} tokens were trained on"
-        if settings.patience and waited >= settings.patience:
-            return f"stopped early: the last {waited} judgements were no better than the best"
+        if settings.patience and now.worse >= settings.patience:
+            change = gain(now.judged[now.best].counts, now.judged[-1].counts)
+            by = f", the latest by {change.as_change}" if change else ""
+            return f"stopped early: the last {now.worse} judgements were surely worse than the best{by}"
         return ""
+
+    def _judged_if_due(self, record: Record | None, watch: Watch) -> bool:
+        """Judge the head where that is due; says whether its weights are the new best."""
+        now = self._progress
+        if not any(now.judged[-1].tokens < due <= now.tokens for due in self._due):
+            return False
+        self._judge(record, watch)
+        return now.best == len(now.judged) - 1
 
     def _judge(self, record: Record | None, watch: Watch) -> None:
         """Judge the head and keep its weights if it is the best so far; every worker comes to the same result."""
         now = self._progress
         with self._stopwatch.phase(JUDGING):
             found = self._of_the_first(judge(self._recipe, self._head, self._held_out, self._teacher))
-        counts = (tuple(found.accepted.tolist()), tuple(found.tested.tolist()))
-        now.judged.append(Judgement(now.step, now.tokens, found.accepted_length, *counts))
-        if now.best < 0 or found.accepted_length > now.judged[now.best].length:
-            now.best = len(now.judged) - 1
+        judgement = Judgement.of(now.step, now.tokens, found)
+        now.judged.append(judgement)
+        if now.best < 0 or judgement.length > now.judged[now.best].length:
+            now.best, now.worse, now.best_weights = len(now.judged) - 1, 0, fingerprint(self._head)
             if self._workers.rank == 0:
                 save_state(self._folder / BEST, {"head": self._head.state_dict(), "judgement": now.best})
+        else:
+            change = gain(now.judged[now.best].counts, judgement.counts)
+            now.worse = now.worse + 1 if change is not None and change.high < 0 else 0
         if record is not None:
             rates = {f"acceptance_{depth + 1}": rate for depth, rate in enumerate(found.rates)}
             tested = {f"tested_{depth + 1}": count for depth, count in enumerate(found.tested.tolist())}
             record.add({"step": now.step, "tokens": now.tokens, "length": found.accepted_length} | rates | tested)
-        watch.judged(now.judged[-1])
+        watch.judged(judgement)
 
     def _of_the_first(self, found: Acceptance) -> Acceptance:
         """What the first worker found: others may differ by a rounding, and all must decide alike."""
         mine = int(self._workers.rank == 0)
-        return Acceptance(self._workers.total(found.accepted * mine), self._workers.total(found.tested * mine))
+        parts = (found.accepted_by_text, found.tested_by_text)
+        return Acceptance(*(self._workers.total(part * mine) for part in parts))
 
     def _identity(self) -> dict[str, object]:
-        """Options that decide the weights: a state written under others cannot be gone on with."""
-        recipe: Any = self._recipe
-        options: dict[str, object] = dataclasses.asdict(self._settings) | dataclasses.asdict(recipe)
-        del options["save_seconds"]
+        """What decides the weights: a state written under anything else cannot be gone on with."""
         shapes = {name: list(weight.shape) for name, weight in self._head.state_dict().items()}
-        own = {"recipe": self._recipe.method, "workers": self._workers.count, "head's shapes": shapes}
-        return options | own | dict(self._facts)
+        own = {"workers": self._workers.count, SHAPES: shapes}
+        return identity(self._recipe, self._settings, {**own, **self._facts})
 
     def _resume(self) -> None:
-        state = load_state(self._folder / STATE, self._identity(), _defaults(self._settings, self._recipe))
-        if state is not None:
-            self._head.load_state_dict(state["head"])
-            self._optimiser.load_state_dict(state["optimiser"])
-            self._stream.position = Position(*state["position"])
-            torch.set_rng_state(state["rng"])
-            judged = [Judgement(**item) for item in state["progress"].pop("judged")]
-            self._progress = Progress(**state["progress"], judged=judged)
-            self._stopwatch.seconds = state["seconds"]
+        state = load_state(self._folder / STATE)
+        if state is None:
+            return
+        check_identity(self._folder, state["identity"], self._identity(), self._recipe)
+        check_precision(self._folder, state["progress"]["precision"], self._settings.precision, AUTO)
+        self._head.load_state_dict(state["head"])
+        self._optimiser.load_state_dict(state["optimiser"])
+        self._stream.position = Position(*state["position"])
+        torch.set_rng_state(state["rng"])
+        judged = [Judgement(**item) for item in state["progress"].pop("judged")]
+        self._progress = Progress(**state["progress"], judged=judged)
+        self._stopwatch.seconds = state["seconds"]
+        self._best_weights(later=True)
+
+    def _best_weights(self, *, later: bool = False) -> Mapping[str, torch.Tensor]:
+        """The weights that the state calls the best.
+
+        Args:
+            later: those of a later judgement will do, since going on comes to it again.
+
+        Raises:
+            TrainingError: they are not there.
+        """
+        path, now = self._folder / BEST, self._progress
+        kept = load_state(path)
+        fits = kept is not None and (
+            (later and kept["judgement"] > now.best)
+            or (kept["judgement"] == now.best and now.best_weights in ("", fingerprint_of(kept["head"])))
+        )
+        if kept is None or not fits:
+            raise TrainingError(
+                f"{path} does not hold the best weights of the training in {STATE} beside it; put the right file back, "
+                f"or remove {self._folder} and train again"
+            )
+        weights: Mapping[str, torch.Tensor] = kept["head"]
+        return weights
 
     def _save(self, steps: Record | None, judged: Record | None) -> None:
         if steps is None or judged is None:
@@ -305,8 +368,7 @@ class Training:
         """Give the head its best weights; draw and sum up what was found."""
         now = self._progress
         self._workers.meet()  # the first may still be writing
-        best = torch.load(self._folder / BEST, map_location="cpu", weights_only=True)
-        self._head.load_state_dict(best["head"])
+        self._head.load_state_dict(self._best_weights())
         measured = self._recipe.calibrate(self._head, self._held_out, self._teacher)
         found = Findings(
             method=self._recipe.method,
@@ -325,37 +387,3 @@ class Training:
             for line in found.lines():
                 self._console.print(line)
         return Trained(self._head, found)
-
-
-def _optimiser(weights: Sequence[torch.nn.Parameter], settings: Settings) -> torch.optim.Optimizer:
-    """AdamW; weight decay is for matrices alone."""
-    matrices = [weight for weight in weights if weight.ndim > 1]
-    vectors = [weight for weight in weights if weight.ndim <= 1]
-    groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=BETAS, fused=True)
-
-
-def _mean_parts(reports: Sequence[LossReport]) -> dict[str, float]:
-    """Parts of the loss over the batches of a step, by each report's weight."""
-    parts: dict[str, float] = {}
-    weights: dict[str, float] = {}
-    for report in reports:
-        for name, value in report.parts.items():
-            parts[name] = parts.get(name, 0.0) + float(value) * report.weight
-            weights[name] = weights.get(name, 0.0) + report.weight
-    return {name: value / max(weights[name], 1e-9) for name, value in parts.items()}
-
-
-def _repeatable(device: torch.device) -> None:
-    """Choose kernels that give the same bits each time; CPU kernels do already."""
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-
-
-def _defaults(*options: Any) -> dict[str, object]:
-    """What the options of some dataclasses stand for where they are not given."""
-    return {item.name: item.default for each in options for item in dataclasses.fields(each)}

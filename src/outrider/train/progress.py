@@ -5,26 +5,28 @@ from __future__ import annotations
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
+from outrider.train.bars import live, terminal_of
 from outrider.train.judge import Judgement
 
 
 class Watch:
-    """A bar on a terminal; lines alone where the output is no terminal, or nothing at all without a console."""
+    """A bar on a terminal; lines alone where there is none, or nothing at all without a console."""
 
     def __init__(self, console: Console | None, tokens: int, done: int = 0) -> None:
         self._console = console
-        self._bar = Progress(
-            TextColumn("{task.percentage:>3.0f} %"),
+        self._bar = live(
+            console,
+            TextColumn("training {task.percentage:>3.0f} %"),
             BarColumn(bar_width=24),
-            TextColumn("{task.completed:,.0f} tokens {task.fields[figures]}"),
+            TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens {task.fields[figures]}"),
             TimeRemainingColumn(),
-            console=console,
-            disable=console is None or not console.is_terminal,
         )
         self._task = self._bar.add_task("training", total=tokens, completed=done, figures="")
         self._judged = ""
+        if console is not None and terminal_of(console) is None:
+            console.print(f"training: {tokens:,} tokens{f', {done:,} of them done before' if done else ''} …")
 
     def __enter__(self) -> Watch:
         """Show the bar."""

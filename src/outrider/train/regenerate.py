@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +23,8 @@ from outrider.train.example import Example
 from outrider.train.prompts import Prompt
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from outrider.llm import LLM
 
 _NO_ROOM: Final = (
@@ -93,10 +95,14 @@ class AnswerReport:
         self.ended += ended
 
     def __str__(self) -> str:
+        """One line to print."""
         each = max(1, self.answers)
+        too_long = f"; {self.left_out:,} prompts were too long" if self.left_out else ""
+        if not self.answers:
+            return f"answers: 0 to make{too_long}"
         return (
-            f"{self.answers} answers · {self.tokens} tokens · {self.speed:.0f} tokens/s · "
-            f"{self.tokens / each:.0f} tokens each · {100 * self.ended / each:.0f} % ended by themselves"
+            f"answers: {self.answers:,} made · {self.tokens:,} tokens at {self.speed:,.0f}/s · "
+            f"{self.tokens / each:.0f} tokens each · {100 * self.ended / each:.0f} % ended by themselves{too_long}"
         )
 
 
@@ -192,7 +198,7 @@ def regenerate(
     config: AnswerConfig | None = None,
     *,
     target: str = "",
-    progress: bool = False,
+    console: Console | None = None,
     on_progress: Callable[[AnswerReport], None] | None = None,
     on_answer: Callable[[Prompt, Example], None] = lambda prompt, example: None,
 ) -> AnswerReport:
@@ -204,7 +210,7 @@ def regenerate(
         path: the file of answers, which may have been begun before.
         config: how; None takes the defaults.
         target: the target's name, for the file's first line.
-        progress: show a progress bar with tokens per second.
+        console: where a progress bar with tokens per second goes.
         on_progress: told the counts after every answer.
         on_answer: given every answer, once it is in the file.
 
@@ -216,11 +222,10 @@ def regenerate(
     """
     chosen = config or AnswerConfig()
     assert llm.tokenizer is not None
-    facts = {"target": target, "tokenizer": llm.tokenizer.fingerprint()} | asdict(chosen)
-    facts.pop("abreast")  # changes the speed alone
+    facts = {"target": target, "tokenizer": llm.tokenizer.fingerprint()} | _deciding(chosen)
     file, report, begun = AnswerFile(path, facts), AnswerReport(), time.perf_counter()
     missing = [prompt for prompt in prompts if prompt.key not in file.keys]
-    with closing(file), bar("answers", len(missing), shown=progress) as tick:
+    with closing(file), bar("answering prompts", len(missing), console) as tick:
         for prompt, example, ended in answers(llm, missing, chosen):
             file.append(prompt, example, ended=ended)
             if example is not None:
@@ -252,6 +257,11 @@ def read_answers(path: Path, *, validation: bool | None = None) -> list[Example]
         for line in lines[1:]
         if line.get("answer") and validation in (None, line["validation"])
     ]
+
+
+def answered(path: Path) -> set[str]:
+    """Keys of the prompts that a file answers, those that were too long included; none where it is missing."""
+    return {line["key"] for line in list(_lines(path))[1:]}
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -287,25 +297,45 @@ def _cut_torn_line(path: Path) -> None:
         file.truncate(0)
 
 
-def check_answered(path: Path, target: str) -> None:
-    """Refuse another model's answers.
+def answer_options(path: Path) -> dict[str, Any]:
+    """Options that a file of answers was made with; none where it is missing."""
+    first = next(_lines(path), {})
+    return {item.name: first[item.name] for item in fields(AnswerConfig) if item.name in first}
+
+
+def check_answered(path: Path, target: str, config: AnswerConfig | None = None) -> None:
+    """Refuse another model's answers, and those that were made otherwise.
 
     Args:
         path: a file of answers; one that is missing or empty is nobody's.
         target: the model's name.
+        config: how answers are to be made; None asks nothing.
 
     Raises:
-        ConfigError: naming both.
+        ConfigError: naming what was and what is.
     """
     first = next(_lines(path), None)
     if first is not None:
-        _check_facts(path, first, {"target": target})
+        _check_facts(path, first, {"target": target} | ({} if config is None else _deciding(config)))
+
+
+def _deciding(config: AnswerConfig) -> dict[str, Any]:
+    """Options that decide the answers; how many are decoded side by side changes the speed alone."""
+    return {name: value for name, value in asdict(config).items() if name != "abreast"}
 
 
 def _check_facts(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    options = AnswerConfig.__dataclass_fields__
     for name, value in wanted.items():
-        if found.get(name) != value:
+        if (before := found.get(name)) == value:
+            continue
+        if name in options:
+            flag = f"--answer-{name.replace('_', '-')}"
             raise ConfigError(
-                f"the answers in {path} were made with {name} {found.get(name)!r}, and now it is {value!r}; use the "
-                "same setting or another file"
+                f"the answers in {path} were made with {flag} {before}, and now it is {value}; give {flag} {before}, "
+                "or another --data-folder"
             )
+        raise ConfigError(
+            f"the answers in {path} were made with {name} {before!r}, and now it is {value!r}; use the same, or name "
+            "another --data-folder"
+        )

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from outrider.train.curve import Fit, fit
+from outrider.train.curve import Outlook, outlook
 from outrider.train.judge import Judgement
 from outrider.train.plot import picture
 from outrider.train.state import write_whole
@@ -58,20 +58,25 @@ class Findings:
         return [(judgement.tokens, judgement.length) for judgement in self.judged]
 
     @cached_property
-    def law(self) -> Fit | None:
+    def outlook(self) -> Outlook:
         """Where the curve points."""
-        return fit(self.curve, most=1.0 + len(self.best.accepted))
+        return outlook(self.judged, most=1.0 + len(self.best.accepted))
 
     def lines(self) -> Iterator[str]:
         """What to print."""
         shares = " · ".join(f"{name} {share:.0%}" for name, share in self.stopwatch.shares().items())
         yield f"time: {shares}; {self.tokens_per_s:,.0f} tokens/s, judging left out"
-        yield "no law was fitted: the curve is too short, or does not rise" if self.law is None else str(self.law)
-        yield f"best: {self.best}"
+        yield f"curve: {self.outlook}"
+        yield f"best: {str(self.best).lstrip()}"
         yield from (f"{name}: {value:.4f}" for name, value in self.measured.items())
 
     def summary(self) -> dict[str, Any]:
         """All of it, for JSON."""
+        ends, law = self.best.rate_intervals, self.outlook.law
+        rates = {
+            "rates": self.best.rates,
+            "rate_intervals": None if ends is None else [[end.low, end.high] for end in ends],
+        }
         return {
             "method": self.method,
             "ended": self.ended,
@@ -81,13 +86,21 @@ class Findings:
             "tokens_per_s": self.tokens_per_s,
             "shares": self.stopwatch.shares(),
             "measured": dict(self.measured),
-            "best": dataclasses.asdict(self.best),
-            "judged": [dataclasses.asdict(judgement) for judgement in self.judged],
-            "fit": None if self.law is None else dataclasses.asdict(self.law),
+            "held_out_texts": self.best.texts,
+            "best": self.best.summary() | rates,
+            "judged": [judgement.summary() for judgement in self.judged],
+            "fit": None if law is None else dataclasses.asdict(law),
+            "outlook": str(self.outlook),
         }
 
-    def write(self, folder: Path) -> None:
-        """Draw the curve and keep the summary in a folder."""
-        drawn = picture(self.losses, self.curve, self.law, f"{self.method}: {self.tokens:,} tokens")
+    def write(self, folder: Path, more: Mapping[str, Any] | None = None) -> None:
+        """Draw the curve and keep the summary in a folder.
+
+        Args:
+            folder: is there.
+            more: further fields of the summary.
+        """
+        drawn = picture(self.losses, self.curve, self.outlook.law, f"{self.method}: {self.tokens:,} tokens")
         write_whole(folder / CURVE, lambda file: file.write(drawn.encode()))
-        write_whole(folder / SUMMARY, lambda file: file.write(json.dumps(self.summary(), indent=1).encode()))
+        told = json.dumps(self.summary() | dict(more or {}), indent=1, ensure_ascii=False)
+        write_whole(folder / SUMMARY, lambda file: file.write(told.encode()))

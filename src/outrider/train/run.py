@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from rich.console import Console
 
 from outrider.heads.checkpoint import TargetFacts
 from outrider.llm import LLM
-from outrider.train.gather import Data, DataConfig, Source
+from outrider.train.gather import Data, DataConfig, Source, gather, hidden_rows, known_facts
+from outrider.train.locks import alone
 from outrider.train.loop import Task, Trained, Training
 from outrider.train.products import UNTRAINED
 from outrider.train.recipes.base import Recipe
 from outrider.train.settings import Settings
-from outrider.train.start import check_start, started_head
-from outrider.train.state import fingerprint
-from outrider.train.workers import workers
-
-TRAINING: Final = "training"
+from outrider.train.start import beginning, check_start, started_head
+from outrider.train.state import TRAINING, fingerprint
+from outrider.train.workers import Workers, workers
 
 
 def train(
@@ -33,7 +34,7 @@ def train(
     settings: Settings | None = None,
     console: Console | None = None,
 ) -> Trained:
-    """Train a drafter on what a source has gathered, and write it to a folder.
+    """Gather what a source still lacks, train a drafter on it, and write it to a folder.
 
     Args:
         llm: the target, without speculation.
@@ -46,38 +47,74 @@ def train(
         console: where to print; None is silent.
 
     Raises:
-        ConfigError: there are no texts, the target cannot be trained for, or see :func:`.start.check_start`.
+        ConfigError: there are no texts, the target cannot be trained for, another process is at work in one of the
+            folders, or see :func:`.start.check_start` and :func:`outrider.train.gather.gather`.
         TrainingError: see :meth:`outrider.train.loop.Training.run`.
     """
     chosen, target, wishes = data or DataConfig(), llm.engine.target, settings or Settings()
     console = console or Console(quiet=True)
     check_start(recipe, wishes.start_from, output, target)
     working = workers(target.device)
-    with working.first_alone():
-        gathered = Data.of(llm, recipe, source, chosen, console)
-    vocabulary = gathered.vocabulary
-    if vocabulary is not None and not wishes.start_from:  # a head to start from brings its own
-        console.print(str(vocabulary))
-    facts, product = TargetFacts.of(target, target_name), recipe.product
-    done: list[Trained] = []
-    teacher = gathered.teacher.to(working.device)
-    while (stage := recipe.after([one.head for one in done])) is not None:
-        if wishes.start_from:
-            head = started_head(stage, Path(wishes.start_from), target)
-        else:
-            head = stage.head(target, vocabulary.ids if vocabulary else None, wishes.seed)
-        if product.shows_untrained and not done and working.rank == 0:
-            product.write(output / UNTRAINED, head, facts, {})
-        folder = product.place(output, len(done))
-        deciding = {**gathered.facts, "trained before": [fingerprint(one.head) for one in done]}
-        task = Task(stage, head, teacher, gathered.stream(wishes.seed), gathered.held_out, deciding)
-        done.append(Training(task, wishes, folder / TRAINING, workers=working, console=console).run())
+    with alone(output / TRAINING, "training", "--output") if working.rank == 0 else nullcontext():
+        gathered = _gathered(llm, recipe, source, chosen, console, working)
+        vocabulary = None if wishes.start_from else gathered.vocabulary  # a head to start from brings its own
+        if vocabulary is not None:
+            console.print(str(vocabulary))
+        job = _Job(llm, recipe, source, output, target_name, chosen, wishes, console)
+        done = job.trained(gathered, working)
+        heads, teacher = [one.head for one in done], gathered.teacher.to(working.device)
+        apart = recipe.apart(heads, [batch.to(working.device) for batch in gathered.held_out], teacher)
+        for name, found in apart.items():
+            console.print(f"{name}: held-out {found}")
+    return done[-1]._replace(apart=apart, texts=gathered.texts, vocabulary=vocabulary)
+
+
+def _gathered(llm: LLM, recipe: Recipe, source: Source, data: DataConfig, console: Console, working: Workers) -> Data:
+    """What is trained on; the first worker makes what is missing, and keeps others off the folder meanwhile."""
+    with working.first_alone(), ExitStack() as held:
         if working.rank == 0:
-            product.write(folder, done[-1].head, facts, _made_by(recipe, wishes, chosen))
-    apart = recipe.apart([one.head for one in done], [batch.to(working.device) for batch in gathered.held_out], teacher)
-    for name, found in apart.items():
-        console.print(f"{name}: held-out {found}")
-    return done[-1]._replace(apart=apart)
+            held.enter_context(alone(source.folder, "gathering texts", "--data-folder"))
+            gather(llm, source, console, hidden_rows(llm, recipe, source, data), data)
+        return Data.of(llm, recipe, source, data, console)
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """One command's training."""
+
+    llm: LLM
+    recipe: Recipe
+    source: Source
+    output: Path
+    target_name: str
+    data: DataConfig
+    settings: Settings
+    console: Console
+
+    def trained(self, gathered: Data, working: Workers) -> list[Trained]:
+        """Train every network, one after another, and write each."""
+        recipe, settings, target = self.recipe, self.settings, self.llm.engine.target
+        facts, product = TargetFacts.of(target, self.target_name), recipe.product
+        known = known_facts(
+            self.source, self.data, recipe.layers_read(target), target, started=bool(settings.start_from)
+        )
+        known |= {**gathered.facts, **beginning(recipe, settings.start_from, target)}
+        teacher, done = gathered.teacher.to(working.device), list[Trained]()
+        while (stage := recipe.after([one.head for one in done])) is not None:
+            if settings.start_from:
+                head = started_head(stage, Path(settings.start_from), target)
+            else:
+                ids = gathered.vocabulary.ids if gathered.vocabulary else None
+                head = stage.head(target, ids, settings.seed)
+            if product.shows_untrained and not done and working.rank == 0:
+                product.write(self.output / UNTRAINED, head, facts, {})
+            folder = product.place(self.output, len(done))
+            deciding = known | {"trained before": [fingerprint(one.head) for one in done]}
+            task = Task(stage, head, teacher, gathered.stream(settings.seed), gathered.held_out, deciding)
+            done.append(Training(task, settings, folder / TRAINING, workers=working, console=self.console).run())
+            if working.rank == 0:
+                product.write(folder, done[-1].head, facts, _made_by(recipe, settings, self.data))
+        return done
 
 
 def _made_by(recipe: Recipe, settings: Settings, data: DataConfig) -> dict[str, Any]:

@@ -30,7 +30,12 @@ class Settings:
     seed: int = option(0, "Fixes the order of texts and all that is drawn.")
     precision: str = option(AUTO, "fp32 or bf16; auto tries both for five seconds and takes the faster.")
     judgements: int = option(12, "How often the head is judged on held-out texts, at least four times.", low=4)
-    patience: int = option(4, "Judgements without a new best after which training stops; 0 never stops.", low=0)
+    patience: int = option(
+        4,
+        "Judgements in a row that are surely worse than the best (the 95 % interval of the difference on the same "
+        "texts lies below zero) after which training stops; 0 never stops.",
+        low=0,
+    )
     save_seconds: float = option(30.0, "Most seconds of work that a kill may cost, and one step.", low=0.0, high=60.0)
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from outrider.errors import ConfigError
 from outrider.heads.checkpoint import CONFIG, read_head
 from outrider.target.base import TargetModel
 from outrider.train.recipes.base import Recipe
+from outrider.train.state import fingerprint
 
 _OWN: Final = ("vocabulary", "target_vocabulary", "embedding", "temperatures", "chances")
 """Parts of a head's configuration that it brings along: what it can draft, and what was measured of it."""
@@ -39,13 +40,23 @@ def check_start(recipe: Recipe, start: str, output: Path, target: TargetModel) -
         started_head(recipe, Path(start), target)
     elif recipe.product.starts_from_heads:
         recipe.head(target, torch.arange(1), 0)  # options that do not fit the target
-    networks = next(number for number in count(1) if recipe.after([None] * number) is None)
-    places = [recipe.product.place(output, number) for number in range(networks + 1)]
+    number = networks(recipe)
+    places = [recipe.product.place(output, index) for index in range(number + 1)]
     if places[-1] not in places[:-1] and (places[-1] / CONFIG).exists():
         raise ConfigError(
-            f"{places[-1]} is left of an earlier training and would join the {networks} of this one; delete it, or "
+            f"{places[-1]} is left of an earlier training and would join the {number} of this one; delete it, or "
             "name another folder with --output"
         )
+
+
+def networks(recipe: Recipe) -> int:
+    """How many networks a training makes, one after another."""
+    return next(number for number in count(1) if recipe.after([None] * number) is None)
+
+
+def beginning(recipe: Recipe, start: str, target: TargetModel) -> dict[str, object]:
+    """What names the head that a training begins with, wherever it lies; nothing of a new one."""
+    return {"begins with": fingerprint(started_head(recipe, Path(start), target))} if start else {}
 
 
 def started_head(recipe: Recipe, start: Path, target: TargetModel) -> torch.nn.Module:

@@ -7,12 +7,15 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 import torch
 
 from outrider.errors import TrainingError
+
+TRAINING: Final = "training"
+"""Folder, beside what is trained, of its state and its record."""
+STATE: Final = "state.pt"
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -51,39 +54,34 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
 
 def fingerprint(network: torch.nn.Module) -> str:
     """A hash of a network's weights, which names them."""
+    return fingerprint_of(network.state_dict())
+
+
+def fingerprint_of(weights: Mapping[str, torch.Tensor]) -> str:
+    """The same of weights by name."""
     found = hashlib.sha256()
-    for name, weight in sorted(network.state_dict().items()):
+    for name, weight in sorted(weights.items()):
         found.update(name.encode())
-        found.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        found.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:16]
 
 
-def load_state(
-    path: Path, identity: Mapping[str, object], defaults: Mapping[str, object] = MappingProxyType({})
-) -> dict[str, Any] | None:
+def load_state(path: Path) -> dict[str, Any] | None:
     """Read a state back, or None where there is none.
 
-    Args:
-        path: the file.
-        identity: options that must be those it was written under.
-        defaults: what options stood for that a state does not name, which is older than they are; whatever else it does
-            not name is as it is now.
-
     Raises:
-        TrainingError: the file is damaged, or was written under other options; the first that differs is named.
+        TrainingError: the file is damaged.
     """
     if not path.exists():
         return None
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        known = {name: defaults.get(name, value) for name, value in identity.items()}
-        before = known | state["identity"]
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict):
+            raise TypeError("it holds something else")
     except Exception as error:
-        raise TrainingError(f"{path} is damaged ({error}); remove it to begin anew") from error
-    for name in sorted(before.keys() | identity.keys()):
-        if before.get(name) != identity.get(name):
-            raise TrainingError(
-                f"{path.parent} holds a training with {name} = {before.get(name)!r}, not {identity.get(name)!r}; "
-                "go on with the same options, or choose another folder"
-            )
+        raise TrainingError(f"{path} is damaged ({_first_line(error)}); remove it to begin anew") from error
     return state
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:160]

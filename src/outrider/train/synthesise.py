@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -18,12 +18,12 @@ from outrider.errors import ConfigError, ModelError, RequestError
 from outrider.sampling.params import SamplingParams
 from outrider.stopping import FinishReason
 from outrider.train.abreast import Job, complete
-from outrider.train.bars import bar
 from outrider.train.overlap import HeldOut, evaluation_prompts, words
 from outrider.train.prompts import Prompt
-from outrider.train.tasks import Kind, Tasks, tasks
+from outrider.train.tasks import Kind, tasks
 
 if TYPE_CHECKING:
+    from outrider.completion import Choice
     from outrider.llm import LLM
     from outrider.target.tokenizer import Tokenizer
 
@@ -67,6 +67,12 @@ class Sieve:
     _texts: set[str] = field(default_factory=set)
     _runs: set[int] = field(default_factory=set)
 
+    def add(self, text: str) -> None:
+        """Know a prompt that was taken before."""
+        plain, runs = _plain(text)
+        self._texts.add(plain)
+        self._runs |= runs
+
     def passes(self, text: str, *, near: bool) -> bool:
         """Whether a prompt is taken; if it is, the next one like it is not.
 
@@ -74,9 +80,7 @@ class Sieve:
             text: the prompt.
             near: hold it back also where most of it stands in other prompts.
         """
-        listed = words(text)
-        runs = {hash(tuple(listed[start : start + _NEAR])) for start in range(max(1, len(listed) - _NEAR + 1))}
-        plain = " ".join(listed)
+        plain, runs = _plain(text)
         if plain in self._texts:
             reason = "asked before"
         elif near and len(runs & self._runs) > self.config.most_repeated * len(runs):
@@ -91,83 +95,178 @@ class Sieve:
         return False
 
 
-def synthesise(
-    llm: LLM,
-    count: int,
-    config: SynthesisConfig | None = None,
-    *,
-    held_out: HeldOut | None = None,
-    progress: bool = False,
-) -> tuple[list[Prompt], Counter[str]]:
-    """Make prompts.
-
-    Args:
-        llm: the target, with a chat template where prompts are to be sampled.
-        count: how many prompts.
-        config: which; None takes the defaults.
-        held_out: evaluation prompts; None takes those that come with Outrider.
-        progress: show a progress bar.
-
-    Returns:
-        The prompts in an order that mixes all kinds, and how many were dropped, by reason.
-
-    Raises:
-        ModelError: the target has no chat template that prompts could be sampled from.
-        ConfigError: there are not so many different prompts.
-    """
-    chosen = config or SynthesisConfig()
-    dice = random.Random(chosen.seed)
-    sieve = Sieve(chosen, held_out or evaluation_prompts())
-    wanted = _shares(count, chosen)
-    found: list[str] = []
-    with bar("prompts", count, shown=progress) as tick:
-        for kind, (filled, sampled) in wanted.items():
-            found += _taken(_fillings(tasks(), kind, dice), filled, sieve, kind, near=False)
-            with closing(_samples(llm, kind, dice, sieve)) as source:
-                for text in _taken(source, sampled, sieve, kind, near=True):
-                    found.append(text)
-                    tick(len(found), f"{sieve.dropped.total()} dropped")
-    dice.shuffle(found)
-    return [Prompt.asked(text) for text in found], sieve.dropped
+def _plain(text: str) -> tuple[str, set[int]]:
+    """A prompt's words, and its runs of words."""
+    listed = words(text)
+    runs = {hash(tuple(listed[start : start + _NEAR])) for start in range(max(1, len(listed) - _NEAR + 1))}
+    return " ".join(listed), runs
 
 
-def _shares(count: int, config: SynthesisConfig) -> dict[Kind, tuple[int, int]]:
-    """Prompts of each kind: from forms, and sampled."""
+@dataclass(frozen=True)
+class Cell:
+    """A part of all prompts: of one kind, from forms or sampled."""
+
+    kind: Kind
+    sampled: bool
+
+    def __str__(self) -> str:
+        """A name."""
+        return f"{self.kind}, {'sampled' if self.sampled else 'filled'}"
+
+
+def shares(count: int, config: SynthesisConfig) -> dict[Cell, int]:
+    """How many of so many prompts each part has; with one prompt more, one part has one more and the others as many."""
     code = round(count * config.code_share)
     totals: dict[Kind, int] = {"chat": count - code, "code": code}
     sampled = {kind: round(total * config.sampled_share) for kind, total in totals.items()}
-    return {kind: (total - sampled[kind], sampled[kind]) for kind, total in totals.items()}
+    filled = {Cell(kind, sampled=False): total - sampled[kind] for kind, total in totals.items()}
+    return filled | {Cell(kind, sampled=True): number for kind, number in sampled.items()}
 
 
-def _taken(texts: Iterator[str], count: int, sieve: Sieve, kind: Kind, *, near: bool) -> Iterator[str]:
-    """The first ``count`` texts that pass the sieve."""
-    tried = done = 0
-    most = 20 * count + 1000
-    while done < count:
-        tried += 1
-        if tried > most:
-            raise ConfigError(
-                f"of {most} {kind} prompts only {done} differed, and {count} were asked for; ask for fewer"
+class Synthesis:
+    """Prompts one after another, in an order that mixes all kinds.
+
+    Each is a function of the config and of those before it, so that more of them begin with the same ones: the texts
+    that a part of the prompts tries are numbered, and what number ``n`` holds depends on ``n`` and the seed alone.
+
+    Args:
+        llm: the target, with a chat template where prompts are to be sampled.
+        config: which prompts.
+        before: the prompts that were made so far, in their order.
+        tried: how many texts each part has tried for them, by its name.
+        held_out: evaluation prompts; None takes those that come with Outrider.
+        tell: told how many turns the target has written, whenever one has ended.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        config: SynthesisConfig,
+        *,
+        before: Iterable[Prompt] = (),
+        tried: Mapping[str, int] | None = None,
+        held_out: HeldOut | None = None,
+        tell: Callable[[int], None] = lambda sampled: None,
+    ) -> None:
+        self._llm, self._config, self._tell = llm, config, tell
+        self._sieve = Sieve(config, held_out or evaluation_prompts())
+        self.made = list(before)
+        """Every prompt so far."""
+        self.tried = Counter(tried or {})
+        """Texts that each part has tried, by its name."""
+        for prompt in self.made:
+            for text in prompt.parts:
+                self._sieve.add(text)
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """How many texts were dropped, by reason."""
+        return self._sieve.dropped
+
+    def up_to(self, count: int) -> Generator[Prompt, None, None]:
+        """Make prompts until there are so many; each is in ``made`` when it is handed out.
+
+        Raises:
+            ModelError: the target has no chat template that prompts could be sampled from.
+            ConfigError: there are not so many different prompts.
+        """
+        wanted = shares(count, self._config)
+        with closing(_Sampler(self._llm, self._sieve, self.tried, wanted, self._tell)) as sampler:
+            while (number := len(self.made)) < count:
+                done, due = (shares(total, self._config) for total in (number, number + 1))
+                cell = next(cell for cell in due if due[cell] > done[cell])
+                self.made.append(Prompt.asked(self._next(cell, done[cell], wanted[cell], sampler)))
+                yield self.made[-1]
+
+    def _next(self, cell: Cell, done: int, wanted: int, sampler: _Sampler) -> str:
+        """The next text of a part that passes the sieve."""
+        name, most = str(cell), 20 * wanted + 1000
+        while self.tried[name] < most:
+            number = self.tried[name]
+            text = sampler.text(cell.kind, number) if cell.sampled else self._filled(cell, number)
+            self.tried[name] += 1
+            if text is not None and self._sieve.passes(text, near=cell.sampled):
+                sampler.found(cell)
+                return text
+        raise ConfigError(
+            f"of {most} {cell.kind} prompts only {done} differed, and {wanted} were asked for; ask for fewer"
+        )
+
+    def _filled(self, cell: Cell, number: int) -> str:
+        return tasks().question(cell.kind, random.Random(f"{self._config.seed} {cell} {number}"))
+
+
+class _Sampler:
+    """User's turns as the target writes them, many decoded side by side and handed out by their numbers."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        sieve: Sieve,
+        tried: Mapping[str, int],
+        wanted: Mapping[Cell, int],
+        tell: Callable[[int], None],
+    ) -> None:
+        self._tell, self._written = tell, 0
+        self._llm, self._sieve, self._config = llm, sieve, sieve.config
+        self._left = {cell: number for cell, number in wanted.items() if cell.sampled}
+        self._drawn = {cell: tried[str(cell)] for cell in self._left}
+        self._taken = dict(self._drawn)
+        self._ended: dict[tuple[Kind, int], Choice] = {}
+        self._fit = self._seen = 0
+        assert llm.tokenizer is not None
+        self._name = llm.tokenizer.name
+        self._turn = user_turn(llm.tokenizer) if any(self._left.values()) else None
+        self._stream = complete(llm, self._jobs(), self._config.abreast)
+
+    def close(self) -> None:
+        """End the turns that nobody waits for any more."""
+        close = getattr(self._stream, "close", None)
+        if close is not None:
+            close()
+
+    def found(self, cell: Cell) -> None:
+        """A prompt of a part was found: fewer of it are wanted."""
+        if cell.sampled:
+            self._left[cell] -= 1
+
+    def text(self, kind: Kind, number: int) -> str | None:
+        """One turn, or None where it is no prompt.
+
+        Raises:
+            ModelError: hardly any turn is a prompt.
+        """
+        while (kind, number) not in self._ended:
+            name, choice = next(self._stream)
+            if isinstance(choice, RequestError):
+                raise choice
+            self._ended[name] = choice
+            self._written += 1
+            self._tell(self._written)
+        choice, config = self._ended.pop((kind, number)), self._config
+        self._taken[Cell(kind, sampled=True)] = number + 1
+        reason = _unfit(choice.text.strip(), choice.finish_reason, config)
+        if self._seen >= _PATIENCE and self._fit < self._seen / _PATIENCE:
+            raise ModelError(
+                f"of {self._seen} user's turns that {self._name} sampled only {self._fit} are prompts "
+                f"({told(self._sieve.dropped)}); give prompts in a file, or set --prompt-sampled-share 0"
             )
-        text = next(texts)
-        if sieve.passes(text, near=near):
-            done += 1
-            yield text
+        self._seen += 1
+        if reason is not None:
+            self._sieve.dropped[reason] += 1
+            return None
+        self._fit += 1
+        return choice.text.strip()
 
-
-def _fillings(source: Tasks, kind: Kind, dice: random.Random) -> Iterator[str]:
-    while True:
-        yield source.question(kind, dice)
-
-
-def _samples(llm: LLM, kind: Kind, dice: random.Random, sieve: Sieve) -> Generator[str, None, None]:
-    """User's turns as the target writes them, those that are no prompts left out."""
-    config = sieve.config
-    assert llm.tokenizer is not None
-    turn = user_turn(llm.tokenizer)
-
-    def jobs() -> Iterator[tuple[None, Job]]:
+    def _jobs(self) -> Iterator[tuple[tuple[Kind, int], Job]]:
+        """Turns to be decoded: the next of the part that has the fewest under way for those it still wants."""
+        config, turn = self._config, self._turn
+        assert turn is not None
         while True:
+            cell = max(self._left, key=lambda one: self._left[one] / (1 + self._drawn[one] - self._taken[one]))
+            number = self._drawn[cell]
+            self._drawn[cell] += 1
+            dice = random.Random(f"{config.seed} {cell} {number}")
             params = SamplingParams(
                 temperature=config.temperature,
                 top_p=config.top_p,
@@ -176,23 +275,12 @@ def _samples(llm: LLM, kind: Kind, dice: random.Random, sieve: Sieve) -> Generat
                 stop=turn.stop,
                 stop_token_ids=turn.stop_token_ids,
             )
-            yield None, Job(turn.opening(tasks().system(kind, dice)), params)
+            yield (cell.kind, number), Job(turn.opening(tasks().system(cell.kind, dice)), params)
 
-    fit = 0
-    for tried, (_, choice) in enumerate(complete(llm, jobs(), config.abreast)):
-        if isinstance(choice, RequestError):
-            raise choice
-        if tried >= _PATIENCE and fit < tried / _PATIENCE:
-            raise ModelError(
-                f"of {tried} user's turns that {llm.tokenizer.name} sampled only {fit} are prompts "
-                f"({dict(sieve.dropped)}); give prompts in a file, or set sampled_share to 0"
-            )
-        reason = _unfit(choice.text.strip(), choice.finish_reason, config)
-        if reason is None:
-            fit += 1
-            yield choice.text.strip()
-        else:
-            sieve.dropped[reason] += 1
+
+def told(dropped: Mapping[str, int]) -> str:
+    """Counts by reason, in words."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in dropped.items()) or "none"
 
 
 def _unfit(text: str, finish: FinishReason, config: SynthesisConfig) -> str | None:

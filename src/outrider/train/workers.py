@@ -109,3 +109,10 @@ def _together() -> Together:
     except ImportError:
         raise ConfigError("training in several processes needs accelerate: pip install accelerate") from None
     return Together(Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=_PATIENCE)]))
+
+
+def repeatable(device: torch.device) -> None:
+    """Choose kernels that give the same bits each time; CPU kernels do already."""
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)

@@ -36,18 +36,40 @@ class LossReport:
     """Detached scalars worth a column of the record, each a mean by the same weights (loss by depth or by term)."""
 
 
+def mean_parts(reports: Sequence[LossReport]) -> dict[str, float]:
+    """Parts of the loss over the batches of a step, by each report's weight."""
+    parts: dict[str, float] = {}
+    weights: dict[str, float] = {}
+    for report in reports:
+        for name, value in report.parts.items():
+            parts[name] = parts.get(name, 0.0) + float(value) * report.weight
+            weights[name] = weights.get(name, 0.0) + report.weight
+    return {name: value / max(weights[name], 1e-9) for name, value in parts.items()}
+
+
 @dataclass(frozen=True, eq=False)
 class Acceptance:
     """Guesses that were the target's own most probable token, by depth; only starts accepted so far are tested."""
 
-    accepted: torch.Tensor
-    """int64 [depths]."""
-    tested: torch.Tensor
-    """int64 [depths]."""
+    accepted_by_text: torch.Tensor
+    """int64 [texts, depths]."""
+    tested_by_text: torch.Tensor
+    """int64 [texts, depths]."""
 
     def __add__(self, other: Acceptance) -> Acceptance:
-        """Both together."""
-        return Acceptance(self.accepted + other.accepted, self.tested + other.tested)
+        """The texts of both."""
+        mine, others = (self.accepted_by_text, self.tested_by_text), (other.accepted_by_text, other.tested_by_text)
+        return Acceptance(*(torch.cat(pair) for pair in zip(mine, others, strict=True)))
+
+    @property
+    def accepted(self) -> torch.Tensor:
+        """Of all texts: int64 [depths]."""
+        return self.accepted_by_text.sum(0)
+
+    @property
+    def tested(self) -> torch.Tensor:
+        """Of all texts: int64 [depths]."""
+        return self.tested_by_text.sum(0)
 
     @property
     def rates(self) -> list[float]:
@@ -236,8 +258,8 @@ def merged_acceptance(
     alive = torch.stack([begun] * len(chains))
     for depth, counted in enumerate(starts(batch, len(chains[0]))):
         true = shifted(best, depth + 1)
-        tested.append((alive.any(0) & counted).sum())
+        tested.append((alive.any(0) & counted).sum(-1))
         alive = alive & counted & torch.stack([guesses[depth] == true for guesses in chains])
-        accepted.append(alive.any(0).sum())
+        accepted.append(alive.any(0).sum(-1))
         alive = alive & (true == batch.following(depth + 2))
-    return Acceptance(torch.stack(accepted), torch.stack(tested))
+    return Acceptance(torch.stack(accepted, -1), torch.stack(tested, -1))

@@ -1,0 +1,244 @@
+"""What can be known to fail is said before prompts are made, and most of it before the model is loaded."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from outrider.errors import ConfigError, TrainingError
+from outrider.heads.checkpoint import CONFIG
+from outrider.train.example import Example
+from outrider.train.gather import (
+    ANSWERS,
+    HELD_OUT,
+    NOBODY_JUDGES,
+    TEXTS,
+    DataConfig,
+    Source,
+    Texts,
+    hidden_rows,
+    known_facts,
+    text_facts,
+    to_answer,
+)
+from outrider.train.identity import check_identity, check_precision, identity
+from outrider.train.prompts import VALIDATION_SHARE
+from outrider.train.recipes.base import Recipe
+from outrider.train.regenerate import check_answered, read_answers
+from outrider.train.settings import AUTO, Settings
+from outrider.train.start import beginning, check_start, networks, started_head
+from outrider.train.state import STATE, TRAINING, load_state
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from outrider.llm import LLM
+
+LEAST_JUDGING: Final = 3
+"""Texts that so many new prompts should leave to judge by, as far as can be told before they are made."""
+_COPIES: Final = 9
+"""A training's weights on disk: with both moments of AdamW in the state and in what replaces it, the best ones and what
+replaces them, and the head that is written."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A training before anything of it was done."""
+
+    recipe: Recipe
+    source: Source
+    data: DataConfig
+    settings: Settings
+    output: Path
+    workers: int = 1
+
+    @property
+    def places(self) -> list[Path]:
+        """The folder of each network."""
+        return [self.recipe.product.place(self.output, number) for number in range(networks(self.recipe))]
+
+    def check_files(self) -> None:
+        """Refuse what can be told without the model.
+
+        Raises:
+            ConfigError: a folder cannot be written or would lose a model; there would be nothing to train on or to
+                judge by; a file of prompts cannot be read, holds prompts that heads are measured on, or was made
+                otherwise.
+        """
+        for folder, flag in ((self.output, "--output"), (self.source.folder, "--data-folder")):
+            _check_folder(folder, flag)
+        start = self.settings.start_from
+        if start and Path(start).resolve() == self.output.resolve():
+            raise ConfigError(f"--output would write over {start}, the head to start from; name another folder")
+        for place in self.places:
+            if (place / CONFIG).exists() and not (place / TRAINING / STATE).exists():
+                raise ConfigError(
+                    f"{place} holds a model that no training in it has made, and it would be written over; name "
+                    "another folder with --output"
+                )
+        if self.source.target:
+            answers = self.source.answers if self.source.read() or self.source.synthesised else None
+            check_answered(self.source.folder / ANSWERS, self.source.target, answers)
+        _check_texts(self.source)
+
+    def check_model(self, llm: LLM, console: Console) -> None:
+        """Refuse what the loaded model tells.
+
+        Args:
+            llm: the target.
+            console: where to tell of a disk that may become full.
+
+        Raises:
+            ModelError: the head to begin with cannot be read.
+            ConfigError: an option or the head to begin with does not fit the target, or the disk has no room.
+            TrainingError: the output folder holds a training that could not be gone on with.
+        """
+        check_start(self.recipe, self.settings.start_from, self.output, llm.engine.target)
+        ends = len(llm.tokenizer.eos_ids) if llm.tokenizer else 0
+        if 0 < self.data.vocabulary < ends:
+            raise ConfigError(
+                f"--vocabulary {self.data.vocabulary} is too small: {ends} tokens end a text of this model, and each "
+                "must be in it"
+            )
+        self._check_state(llm)
+        self._check_room(llm, console)
+
+    def _check_state(self, llm: LLM) -> None:
+        """Refuse to make texts for a training that could not be gone on with then."""
+        target, settings = llm.engine.target, self.settings
+        read = self.recipe.layers_read(target)
+        facts = known_facts(self.source, self.data, read, target, started=bool(settings.start_from))
+        facts |= {"workers": self.workers, **beginning(self.recipe, settings.start_from, target)}
+        for place in self.places:
+            folder = place / TRAINING
+            if (state := load_state(folder / STATE)) is None:
+                continue
+            check_identity(folder, state["identity"], identity(self.recipe, settings, facts), self.recipe, whole=False)
+            check_precision(folder, state["progress"]["precision"], settings.precision, AUTO)
+            if not self._texts_to_come(llm, place, state["identity"]):
+                now = text_facts(self.source, Texts.of(self.source, self.data))
+                check_identity(folder, state["identity"], now, self.recipe, whole=False)
+
+    def _texts_to_come(self, llm: LLM, place: Path, before: Mapping[str, Any]) -> bool:
+        """Whether texts are yet to be made; refuses those that come beside all that a training was begun on.
+
+        Where there are fewer than it was begun on, the folder of texts has been lost, and is made again.
+        """
+        source, missing = self.source, to_answer(llm, self.source, self.data)
+        new, judging = source.to_make(), sum(prompt.for_validation for prompt in missing)
+        to_train = len(source.read()) if source.online else len(_answers(source, judging=False))
+        to_judge = min(self.data.held_out, len(_answers(source, judging=True)))
+        grown = (new or len(missing) > judging) and to_train >= _count(before, TEXTS)
+        if grown or (judging and to_judge >= _count(before, HELD_OUT)):
+            told = [f"{new:,} prompts to make"] * bool(new) + [f"{len(missing):,} to answer"] * bool(missing)
+            starts = f", and with --start-from {place} to go on from its weights"
+            raise TrainingError(
+                f"{place / TRAINING} holds a training on the texts there were, and now there are {' and '.join(told)}; "
+                f"give another --output with --data-folder {source.folder}"
+                f"{starts if self.recipe.product.starts_from_heads else ''}"
+            )
+        return bool(new or missing)
+
+    def _check_room(self, llm: LLM, console: Console) -> None:
+        """Refuse a disk without room for what is sure to be written, and tell of one that may become full."""
+        source, weights, free = self.source, _COPIES * self._weight_bytes(llm), _free(self.output)
+        if weights > free:
+            raise ConfigError(
+                f"the training's weights take {_size(weights)}, and {_size(free)} are free for {self.output}; free "
+                "some space, or name a folder on another disk with --output"
+            )
+        rows = hidden_rows(llm, self.recipe, source, self.data)
+        longest = min(source.answers.longest_prompt + source.answers.max_tokens, llm.engine.target.context_length)
+        unanswered = 0 if source.online else source.to_make() + len(to_answer(llm, source, self.data))
+        known = [] if source.online else _answers(source)
+        sure, most = rows.bytes_to_come(known, 0), rows.bytes_to_come(known, unanswered * longest)
+        free = _free(source.folder)
+        if sure > free:
+            fitting = max(0.01, (rows.bytes + 0.9 * free) / 2e9)
+            raise ConfigError(
+                f"the hidden rows of the answers take {_size(sure)} more, and {_size(free)} are free for "
+                f"{source.folder}; free some space, give --buffer-gb {fitting:.2f}, or name another --data-folder"
+            )
+        if most > free:
+            console.print(
+                f"disk: hidden rows may come to {_size(most)}, and {_size(free)} are free for {source.folder}; "
+                "--buffer-gb bounds them"
+            )
+
+    def _weight_bytes(self, llm: LLM) -> int:
+        """Bytes of the weights to be trained; none where only reading the target's files would tell."""
+        target, start = llm.engine.target, self.settings.start_from
+        if not self.recipe.product.starts_from_heads:
+            return 0
+        if start:
+            head = started_head(self.recipe, Path(start), target)
+        else:
+            size = min(self.data.vocabulary or target.vocabulary, target.vocabulary)
+            head = self.recipe.head(target, torch.arange(size), 0)
+        return sum(weight.numel() * weight.element_size() for weight in head.state_dict().values())
+
+
+def _check_folder(folder: Path, flag: str) -> None:
+    place = _there(folder)
+    if not place.is_dir():
+        raise ConfigError(f"{folder} cannot be made, since {place} is a file; name another folder with {flag}")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(f"{folder} cannot be written: nothing may be made in {place}; name another with {flag}")
+
+
+def _check_texts(source: Source) -> None:
+    """Refuse what leaves nothing to train on or to judge by."""
+    if source.synthesised < 0:
+        raise ConfigError(f"--synthesise must be 0 or more, not {source.synthesised}")
+    prompts, new = source.read(), source.to_make()
+    judging, answers = sum(prompt.for_validation for prompt in prompts), len(_answers(source))
+    if not prompts and not new and not answers:
+        raise ConfigError(
+            f"there is nothing to train on: {source.folder} holds no answers; name prompts with --data FILE, or have "
+            "the model make some with --synthesise 2000"
+        )
+    there = max(judging, len(_answers(source, judging=True)))
+    if not new and prompts and not there:
+        raise ConfigError(NOBODY_JUDGES.format(count=len(prompts)))
+    if not new and len(prompts) == judging and not _answers(source, judging=False):
+        raise ConfigError(
+            f"all {judging} prompts are kept to judge by, and none is left to train on; give more of them with --data"
+        )
+    if new and there + VALIDATION_SHARE * new < LEAST_JUDGING:
+        least = source.synthesised - new + round((LEAST_JUDGING - there) / VALIDATION_SHARE, 6)
+        raise ConfigError(
+            f"--synthesise {source.synthesised} leaves too few texts to judge by, about "
+            f"{there + VALIDATION_SHARE * new:.1f}, since {100 * VALIDATION_SHARE:.0f} in 100 prompts are kept for "
+            f"that; ask for {math.ceil(least)} or more"
+        )
+
+
+def _answers(source: Source, *, judging: bool | None = None) -> list[Example]:
+    file = source.folder / ANSWERS
+    return read_answers(file, validation=judging) if file.exists() else []
+
+
+def _count(before: Mapping[str, Any], name: str) -> float:
+    """How many texts a training was begun on; without end where a state is too old to say."""
+    return int(before[name].split()[0]) if name in before else math.inf
+
+
+def _there(folder: Path) -> Path:
+    """The folder, or the nearest above it that is there."""
+    whole = folder.absolute()
+    return next(place for place in (whole, *whole.parents) if place.exists())
+
+
+def _free(folder: Path) -> int:
+    return shutil.disk_usage(_there(folder)).free
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.0f} MB"
