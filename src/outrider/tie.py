@@ -9,7 +9,7 @@ engine's own sampler, and so is a second opinion on it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,10 +61,22 @@ class Judge:
         text: the tokens to force.
         params: what the text was made with, its seed included.
         dtype: precision of the target.
+        end_ids: token ids that end the output, impossible before ``min_tokens``.
+        choice: index among the ``n`` completions of the prompt.
     """
 
-    def __init__(self, prompt_length: int, text: Sequence[int], params: SamplingParams, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        prompt_length: int,
+        text: Sequence[int],
+        params: SamplingParams,
+        dtype: torch.dtype,
+        *,
+        end_ids: Iterable[int] = (),
+        choice: int = 0,
+    ) -> None:
         self._prompt_length, self._text, self._params, self._dtype = prompt_length, text, params, dtype
+        self._end_ids, self._choice = tuple(end_ids), choice
         self.judgements: list[Judgement] = []
 
     def __call__(self, history: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
@@ -79,7 +91,7 @@ class Judge:
         params = self._params
         allowed = rounding(float(row.max()), self._dtype)
         logprob = float(torch.log_softmax(row, 0)[token])
-        scaled = penalised(row, history, self._prompt_length, params)
+        scaled = adjusted(row, history, self._prompt_length, params, self._end_ids)
         if params.greedy:
             sure = chosen_from = possible = torch.isfinite(scaled)
             score = scaled
@@ -89,13 +101,42 @@ class Judge:
             sure, chosen_from, possible = (
                 survivors(scaled, params, score=way * allowed, mass=way * mass) for way in (-1.0, 0.0, 1.0)
             )
-            words = choice_words(len(history), 0)
+            words = choice_words(len(history), self._choice)
             score = scaled + gumbel_range((params.seed or 0) % 2**64, len(row), words, row.device).float()
         best = score.masked_fill(~sure, -torch.inf).max()
         shortfall = max(0.0, float(best - score[token])) if possible[token] else math.inf
         two = torch.topk(score.masked_fill(~chosen_from, -torch.inf), min(2, len(score)))
         lead = float(two.values[0] - two.values[-1])
         return Judgement(shortfall, lead, allowed, int(two.indices[0]) != token, logprob)
+
+
+def adjusted(
+    row: torch.Tensor, history: Sequence[int], prompt_length: int, params: SamplingParams, end_ids: Iterable[int]
+) -> torch.Tensor:
+    """Logits after everything that comes before temperature.
+
+    Args:
+        row: float32 [vocabulary].
+        history: prompt and output so far.
+        prompt_length: how many of them are the prompt.
+        params: what the user asked for.
+        end_ids: token ids that end the output, impossible before ``min_tokens``.
+    """
+    row, everything = row.clone(), list(history)
+    if params.allowed_token_ids is not None:
+        forbidden = torch.ones(len(row), dtype=torch.bool)
+        forbidden[list(params.allowed_token_ids)] = False
+        row[forbidden] = -torch.inf
+    for *before, last in params.bad_word_ids:
+        if everything[len(everything) - len(before) :] == before:
+            row[last] = -torch.inf
+    for token, bias in params.logit_bias.items():
+        row[token] += bias
+    if len(everything) - prompt_length < params.min_tokens:
+        row[list(end_ids)] = -torch.inf
+    for processor in params.processors:
+        row = processor(everything, row)
+    return penalised(row, everything, prompt_length, params)
 
 
 def penalised(row: torch.Tensor, history: Sequence[int], prompt_length: int, params: SamplingParams) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
 import torch
@@ -52,6 +53,31 @@ def tail(statistic: float, degrees: int) -> float:
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
+def needed(fit: Fit, samples: int, alarm: float) -> int:
+    """Samples of a law that is seen to be wrong with odds of about 99 %, told from fewer in which it was not.
+
+    What is wrong with a law raises the statistic in proportion to the samples.  Less than one standard deviation is
+    taken for one, since no more is known then.
+
+    Returns:
+        A round number, at least a quarter above the samples there were.
+    """
+    degrees = max(1, fit.degrees)
+    excess = max(fit.statistic - degrees, (2.0 * degrees) ** 0.5)
+    low, high = 1.25, 1e6
+    for _ in range(60):
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if _seen(degrees, excess * middle, alarm) else (middle, high)
+    step: int = 10 ** max(0, len(str(int(samples * high))) - 2)
+    return math.ceil(samples * high / step) * step
+
+
+def _seen(degrees: int, shift: float, alarm: float) -> bool:
+    """Whether a shift of the statistic is almost certain to be noticed; see :func:`detectable` for how that is told."""
+    mean, deviation = degrees + shift, (2.0 * (degrees + 2.0 * shift)) ** 0.5
+    return tail(max(0.0, mean - 2.33 * deviation), degrees) < alarm
+
+
 def detectable(samples: int, degrees: int, alarm: float) -> float:
     """Total variation of a wrong law that is caught with odds of about 99 %.
 
@@ -61,8 +87,5 @@ def detectable(samples: int, degrees: int, alarm: float) -> float:
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2
-        shift = 4.0 * middle**2 * samples
-        mean, deviation = degrees + shift, (2.0 * (degrees + 2.0 * shift)) ** 0.5
-        caught = tail(max(0.0, mean - 2.33 * deviation), degrees) < alarm
-        low, high = (low, middle) if caught else (middle, high)
+        low, high = (low, middle) if _seen(degrees, 4.0 * middle**2 * samples, alarm) else (middle, high)
     return high

@@ -13,8 +13,8 @@ from typing import ClassVar
 from outrider.drafters.base import DraftContext, DraftSequence, Needs, Outcome, Workbench
 from outrider.tree import TokenTree
 
-Answers = Mapping[tuple[tuple[int, ...], int], Sequence[int]]
-"""By prompt and seed: the tokens of plain decoding."""
+Answers = Mapping[tuple[tuple[int, ...], int, int], Sequence[int]]
+"""By prompt, seed and choice: the tokens of plain decoding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class DecoyDrafter:
         builder, node = sequence.builder(), 0
         prompt = tuple(sequence.tokens[: sequence.prompt_length])
         done = len(sequence.tokens) - sequence.prompt_length
-        right = self._config.answers.get((prompt, sequence.sampler.seed), ())[done:]
+        right = self._config.answers.get((prompt, sequence.sampler.seed, sequence.sampler.choice), ())[done:]
         deepest = min(1 + done % self._config.depth, sequence.depth, (sequence.nodes - 1) // 2)
         for token in right[:deepest]:
             builder.add(node, (token + 1) % self._vocabulary)

@@ -8,13 +8,15 @@ from typing import Final
 
 from outrider.audit.decoys import Answers, Decoys
 from outrider.audit.parts import PAGE, Parts
-from outrider.audit.report import CheckResult
+from outrider.audit.report import CheckResult, Remedy
+from outrider.config import Speculation
 from outrider.drafters.none import NoDraft
 from outrider.errors import NumericsError
 from outrider.metrics import SpeculationStats
 from outrider.request import Request
 from outrider.sampling.params import SamplingParams
 from outrider.tie import Judge, Judgement, rounding
+from outrider.verify import make_verifier
 
 ROW_SLACK: Final = 10.0
 """Log-probabilities may differ by this many roundings of a score: they add up over a whole row."""
@@ -22,6 +24,8 @@ ORDINARY_LOGIT: Final = 16.0
 """Size of the logits whose rounding is meant there."""
 SHARED_PAGES: Final = 4
 """Pages of the prompts that begin alike."""
+NOTHING_TAKEN_OVER: Final = Remedy(advice=f"lower --max-tokens, so that prompts of more than {PAGE} tokens have room")
+"""No prompt took over rows of another, so nothing was compared."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +60,21 @@ class Batch:
     prompts: tuple[tuple[int, ...], ...]
     params: tuple[SamplingParams, ...]
     plain: tuple[Request, ...]
+    end_ids: frozenset[int] = frozenset()
+    """Tokens that end every text, beside those its parameters name."""
 
     @property
     def answers(self) -> Answers:
-        """Plain decoding's tokens by prompt and seed."""
+        """Plain decoding's tokens by what was asked."""
         return {
-            (prompt, request.seed): request.output_ids for prompt, request in zip(self.prompts, self.plain, strict=True)
+            (prompt, request.seed, request.choice): request.output_ids
+            for prompt, request in zip(self.prompts, self.plain, strict=True)
         }
 
 
 def plainly(parts: Parts) -> Parts:
-    """The same target with nothing drafted."""
-    return replace(parts, config=NoDraft())
+    """The same target with nothing drafted, under the rule that throws the dice of a text that can be repeated."""
+    return replace(parts, config=NoDraft(), verifier=make_verifier(Speculation().verifier))
 
 
 def decode_plainly(
@@ -129,47 +136,75 @@ def check_texts(name: str, clean: Parts, parts: Parts, batch: Batch, *, exact: b
         requests = parts.complete(batch.prompts, batch.params)
     except NumericsError as error:
         return CheckResult(name, False, str(error))
-    differing = {
-        index: request.output_ids
-        for index, (request, plain) in enumerate(zip(requests, batch.plain, strict=True))
-        if request.output_ids != plain.output_ids
-    }
-    judged = _judge(clean, batch, differing)
-    gap = max(_row_gap(requests[i], batch.plain[i], judged.get(i)) for i in range(len(requests)))
-    broken = [_complaint(i, judgements, exact) for i, judgements in judged.items()]
-    allowed = ROW_SLACK * rounding(ORDINARY_LOGIT, clean.dtype)
-    if gap > allowed:
-        broken.append(f"log-probabilities are off by {gap:.1e}, where rounding explains {allowed:.0e}")
-    found = sum(request.cached_tokens or 0 for request in requests)
-    if parts.prefix_cache and not found:
-        broken.append("no row was taken over, so nothing was compared")
-    complaints = [complaint for complaint in broken if complaint]
-    flips = sum(judgement.flip for judgements in judged.values() for judgement in judgements)
-    figures = f"{len(requests) - len(differing)} of {len(requests)} texts identical, {_drafts(requests)}"
-    figures += f", {found} prompt tokens taken over" if found else ""
-    rows = f"log-probabilities within {gap:.1e}"
-    return CheckResult(
-        name,
-        not complaints,
-        "; ".join(
-            [*complaints[:2], figures] if complaints else [figures, _ties(judged), rows] if judged else [figures, rows]
-        ),
-        0 if complaints else flips,
-    )
+    found = Comparison.of(clean, requests, batch, exact=exact)
+    if not parts.prefix_cache:
+        return found.result(name)
+    taken = sum(request.cached_tokens or 0 for request in requests)
+    return found.result(name, figures=f"{taken} prompt tokens taken over", remedy=None if taken else NOTHING_TAKEN_OVER)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How speculative texts differ from plain ones."""
+
+    requests: tuple[Request, ...]
+    judged: Mapping[int, Sequence[Judgement]]
+    """By text that differs: each of its tokens against plain decoding."""
+    gap: float
+    """How far the log-probability of any token lies from what plain decoding gives the same text."""
+    complaints: tuple[str, ...]
+
+    @classmethod
+    def of(cls, clean: Parts, requests: Sequence[Request], batch: Batch, *, exact: bool) -> Comparison:
+        """Compare tokens and their log-probabilities; see :func:`check_texts` for arguments."""
+        pairs = list(zip(requests, batch.plain, strict=True))
+        differing = {i: mine.output_ids for i, (mine, plain) in enumerate(pairs) if mine.output_ids != plain.output_ids}
+        judged = _judge(clean, batch, differing)
+        gap = max(_row_gap(mine, plain, judged.get(i)) for i, (mine, plain) in enumerate(pairs))
+        broken = [_complaint(i, judgements, exact) for i, judgements in judged.items()]
+        allowed = ROW_SLACK * rounding(ORDINARY_LOGIT, clean.dtype)
+        if gap > allowed:
+            broken.append(f"log-probabilities are off by {gap:.1e}, where rounding explains {allowed:.0e}")
+        return cls(tuple(requests), judged, gap, tuple(complaint for complaint in broken if complaint))
+
+    def result(
+        self, name: str, *, complaints: Sequence[str] = (), figures: str = "", remedy: Remedy | None = None
+    ) -> CheckResult:
+        """The result of a check.
+
+        Args:
+            name: of the check.
+            complaints: what else is wrong.
+            figures: what else was seen.
+            remedy: for a check that met nothing that could be wrong.
+        """
+        same = f"{len(self.requests) - len(self.judged)} of {len(self.requests)} texts identical"
+        seen = ", ".join(filter(None, (same, _drafts(self.requests), figures)))
+        if complaints := [*self.complaints, *complaints]:
+            return CheckResult(name, False, "; ".join([*complaints[:2], seen]))
+        flips = sum(judgement.flip for judgements in self.judged.values() for judgement in judgements)
+        parts = [seen, *([_ties(self.judged)] if self.judged else []), f"log-probabilities within {self.gap:.1e}"]
+        return CheckResult(name, True, "; ".join(parts), flips, remedy)
 
 
 def _judge(clean: Parts, batch: Batch, texts: Mapping[int, Sequence[int]]) -> dict[int, list[Judgement]]:
     """Force texts through plain decoding; every token of each is judged."""
     if not texts:
         return {}
-    judges = {i: Judge(len(batch.prompts[i]), text, batch.params[i], clean.dtype) for i, text in texts.items()}
+    judges = {i: _judge_of(batch, i, text, clean) for i, text in texts.items()}
     params = [SamplingParams(max_tokens=len(texts[i]), processors=(judge,)) for i, judge in judges.items()]
     plainly(clean).complete([batch.prompts[i] for i in judges], params)
     return {i: judge.judgements for i, judge in judges.items()}
 
 
+def _judge_of(batch: Batch, index: int, text: Sequence[int], clean: Parts) -> Judge:
+    params = batch.params[index]
+    ends = {*params.stop_token_ids, *batch.end_ids}
+    choice = batch.plain[index].choice
+    return Judge(len(batch.prompts[index]), text, params, clean.dtype, end_ids=ends, choice=choice)
+
+
 def _row_gap(request: Request, plain: Request, judgements: Sequence[Judgement] | None) -> float:
-    """How far the log-probability of any token lies from what plain decoding gives the same text."""
     true = [found.logprob for found in (plain.logprobs if judgements is None else judgements)]
     return max(abs(mine.logprob - other) for mine, other in zip(request.logprobs, true, strict=True))
 
@@ -180,7 +215,7 @@ def _complaint(index: int, judgements: Sequence[Judgement], exact: bool) -> str:
             return f"text {index + 1} differs at token {place + 1}"
         if not found.tied:
             return f"text {index + 1}, token {place + 1} is {found.shortfall:.2g} below the best choice"
-    return ""
+    return f"text {index + 1} is not plain decoding's, though each of its tokens could be" if exact else ""
 
 
 def _ties(judged: Mapping[int, Sequence[Judgement]]) -> str:

@@ -1,4 +1,4 @@
-"""Check 4: faults that other engines have had, planted one at a time; an audit that misses one proves nothing.
+"""The self-test: faults that other engines have had, planted one at a time; an audit that misses one proves nothing.
 
 Each fault replaces one part of an engine by a faulty one; no module is changed.
 """
@@ -12,16 +12,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from outrider.audit import request_faults
 from outrider.audit.parts import Parts
 from outrider.drafters.base import DraftContext, Drafter, DraftSequence, Outcome, Proposal
-from outrider.engine import Engine
 from outrider.kv.pool import KVPool, PagedCache
 from outrider.kv.prefix import PrefixIndex, Text
 from outrider.law import Law
-from outrider.request import Request
 from outrider.sampling.noise import Purpose
-from outrider.sampling.params import SamplingParams
-from outrider.sampling.sampler import Path, RequestSampler
 from outrider.target.base import TargetModel, TargetOutput
 from outrider.tree import SequenceRows, TokenTree, TreeBatch
 from outrider.verify.base import Answers, Dice, KeyedDice, Rows, Verdict
@@ -99,35 +96,6 @@ def _younger_siblings(sequence: SequenceRows) -> list[int]:
 def shifted_siblings(parts: Parts) -> Parts:
     """Positions of siblings count on instead of being equal."""
     return replace(parts, target=_ShiftedSiblings(parts.target))
-
-
-class _PathBlindSampler(RequestSampler):
-    def choose(self, logits: torch.Tensor, paths: Sequence[Path]) -> list[int]:
-        """Judges every row by the committed text alone."""
-        return super().choose(logits, [()] * len(paths))
-
-
-class _PathBlindEngine(Engine):
-    def submit(
-        self, prompt: Sequence[int], params: SamplingParams, *, choice: int = 0, seed: int | None = None
-    ) -> Request:
-        """See :class:`outrider.engine.Engine`."""
-        request = super().submit(prompt, params, choice=choice, seed=seed)
-        request.sampler = _PathBlindSampler(
-            params,
-            seed=request.seed,
-            choice=choice,
-            vocabulary=self.vocabulary,
-            committed=request.inputs,
-            prompt_length=request.prompt_length,
-            end_ids=(),
-        )
-        return request
-
-
-def path_blind_penalties(parts: Parts) -> Parts:
-    """Penalties leave out the drafts on a row's path."""
-    return replace(parts, engine=_PathBlindEngine)
 
 
 class _Wrapped:
@@ -285,14 +253,29 @@ def bonus_from_draft(parts: Parts) -> Parts:
 IN_TEXTS: Final = (
     Fault("stale KV row", stale_rows),
     Fault("sibling position off by one", shifted_siblings),
-    Fault("penalty without its path", path_blind_penalties),
+    Fault("penalty without its path", request_faults.path_blind_choices),
 )
 """Faults of the engine's bookkeeping, which show in greedy texts."""
 IN_PREFIXES: Final = (Fault("prefix key that ignores tokens", hazy_prefixes),)
 """Faults of the prefix cache, which show where prompts begin alike."""
+IN_SITUATIONS: Final = (
+    Fault("end inside accepted drafts not seen", request_faults.late_ends),
+    Fault("min_tokens ignored behind drafts", request_faults.ends_behind_drafts),
+    Fault("processor without its path", request_faults.path_blind_processors),
+    Fault("n completions with one's dice", request_faults.shared_dice),
+    Fault("stream without accepted drafts", request_faults.thin_streams),
+    Fault("rows kept through preemption", request_faults.hoarded_rows),
+)
+"""Faults of a request's life, which show where it ends early, waits or has others beside it."""
 IN_FREQUENCIES: Final = (
     Fault("q used for a greedy draft", greedy_drafts_with_q),
     Fault("reused noise", reused_noise),
     Fault("bonus taken from the draft row", bonus_from_draft),
 )
 """Faults of the dice, which show in frequencies."""
+IN_LAWS: Final = (
+    Fault("temperature times 1.3 in shared laws", request_faults.hot_laws),
+    Fault("laws without the drafts on their path", request_faults.path_blind_laws),
+    Fault("truncation ignored in laws", request_faults.untruncated_laws),
+)
+"""Faults on the way from a row to its law, which show in frequencies through the real sampler."""

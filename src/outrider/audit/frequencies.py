@@ -1,17 +1,17 @@
-"""Check 3: what the ratio rules emit has the target's own distribution."""
+"""Checks of the dice: what the rules emit has the target's own distribution."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
-from outrider.audit.chi_square import Fit, chi_square, detectable
+from outrider.audit.chi_square import Fit, chi_square, detectable, needed
 from outrider.audit.parts import Parts
-from outrider.audit.recorded import RecordedEngine, Recording
+from outrider.audit.recorded import Recording, recorded_engine
 from outrider.audit.report import CheckResult
 from outrider.drafters.base import DrafterConfig
 from outrider.errors import NumericsError
@@ -42,9 +42,29 @@ def flattened(rows: torch.Tensor) -> torch.Tensor:
     return flat.scatter(1, stranger, flat.gather(1, stranger).clamp(min=-1.0))
 
 
+class Source(Protocol):
+    """An engine whose emitted texts are counted, and their exact law."""
+
+    def batches(self, draws: int) -> int:
+        """How many batches make so many draws, the last one rounded up."""
+        ...
+
+    def count(self, batch: int) -> torch.Tensor:
+        """How often each text came in one batch; every batch has seeds of its own."""
+        ...
+
+    def drawn(self, counts: torch.Tensor) -> int:
+        """How many draws some counts are of."""
+        ...
+
+    def fit(self, counts: torch.Tensor) -> Fit:
+        """How well counts of some batches together fit the law."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Redraw:
-    """One engine on recorded models, whose emitted texts are counted."""
+    """One engine on recorded models: a :class:`Source` whose rows are the user's own."""
 
     recording: Recording
     config: DrafterConfig
@@ -57,7 +77,7 @@ class Redraw:
     """Draws of one request."""
 
     def batches(self, draws: int) -> int:
-        """How many batches make so many draws, the last one rounded up."""
+        """See :class:`Source`."""
         return -(-draws // (self.each * ABREAST))
 
     @cached_property
@@ -66,44 +86,57 @@ class Redraw:
         return self.recording.law(TARGET, self.temperature)
 
     def fit(self, counts: torch.Tensor) -> Fit:
-        """How well counts of texts fit; the last count is of texts that cannot be drawn."""
-        return chi_square(counts, torch.tensor([*self.cells.values(), 0.0], dtype=torch.float64))
+        """See :class:`Source`."""
+        return fit(counts, self.cells)
 
+    def drawn(self, counts: torch.Tensor) -> int:
+        """See :class:`Source`."""
+        return int(counts.sum())
 
-def count(redraw: Redraw, batch: int) -> torch.Tensor:
-    """Draw one batch of texts.
-
-    Args:
-        redraw: what to draw from.
-        batch: its number; every batch has seeds of its own.
-
-    Returns:
-        int64 [cells + 1], the last counts texts that cannot be drawn.
-    """
-    recording = redraw.recording
-    params = SamplingParams(temperature=redraw.temperature, max_tokens=recording.length * redraw.each)
-    parts = Parts(
-        target=recording.model(TARGET),
-        tokenizer=None,
-        load=partial(_recorded, recording),
-        config=redraw.config,
-        verifier=redraw.verifier,
-        engine=partial(RecordedEngine, recording.laws(params)),
-    )
-    seeds = range(redraw.seed + batch * ABREAST, redraw.seed + (batch + 1) * ABREAST)
-    wishes = [replace(params, seed=seed) for seed in seeds]
-    faulty = redraw.plant(parts) if redraw.plant else parts
-    place = {text: index for index, text in enumerate(redraw.cells)}
-    counts = torch.zeros(len(place) + 1, dtype=torch.int64)
-    for request in faulty.complete([recording.prompt] * ABREAST, wishes):
-        text = request.output_ids
-        drawn = [tuple(text[first : first + recording.length]) for first in range(0, len(text), recording.length)]
-        counts += torch.bincount(torch.tensor([place.get(one, len(place)) for one in drawn]), minlength=len(place) + 1)
-    return counts
+    def count(self, batch: int) -> torch.Tensor:
+        """See :class:`Source`; the result is as for :func:`tally`."""
+        recording = self.recording
+        params = SamplingParams(temperature=self.temperature, max_tokens=recording.length * self.each)
+        parts = Parts(
+            target=recording.model(TARGET),
+            tokenizer=None,
+            load=partial(_recorded, recording),
+            config=self.config,
+            verifier=self.verifier,
+            engine=recorded_engine(recording.laws(params)),
+        )
+        seeds = range(self.seed + batch * ABREAST, self.seed + (batch + 1) * ABREAST)
+        faulty = self.plant(parts) if self.plant else parts
+        texts = [
+            tuple(request.output_ids[first : first + recording.length])
+            for request in faulty.complete([recording.prompt] * ABREAST, [replace(params, seed=seed) for seed in seeds])
+            for first in range(0, len(request.output_ids), recording.length)
+        ]
+        return tally(texts, self.cells)
 
 
 def _recorded(recording: Recording, name: str) -> tuple[TargetModel, None]:
     return recording.model(name), None
+
+
+def tally(texts: Iterable[tuple[int, ...]], cells: Mapping[tuple[int, ...], float]) -> torch.Tensor:
+    """How often each text occurs.
+
+    Returns:
+        int64 [cells + 1], the last counts texts that cannot be drawn.
+    """
+    place = {text: index for index, text in enumerate(cells)}
+    return torch.bincount(torch.tensor([place.get(text, len(place)) for text in texts]), minlength=len(place) + 1)
+
+
+def fit(counts: torch.Tensor, cells: Mapping[tuple[int, ...], float]) -> Fit:
+    """How well what :func:`tally` counted fits the probabilities."""
+    return chi_square(counts, torch.tensor([*cells.values(), 0.0], dtype=torch.float64))
+
+
+def count(source: Source, batch: int) -> torch.Tensor:
+    """See :meth:`Source.count`; a function, so that workers can be sent it."""
+    return source.count(batch)
 
 
 class Workers(Protocol):
@@ -122,53 +155,69 @@ class Here:
         return map(function, *items)
 
 
-def check_frequencies(name: str, redraw: Redraw, draws: int, alarm: float, workers: Workers) -> CheckResult:
+def check_frequencies(name: str, source: Source, draws: int, alarm: float, workers: Workers) -> CheckResult:
     """Compare frequencies of emitted texts with their exact probabilities.
 
     Args:
         name: of the check.
-        redraw: the engine.
+        source: the engine.
         draws: texts to draw, rounded up to whole batches.
         alarm: odds of a false alarm.
         workers: who draws.
     """
-    batches = range(redraw.batches(draws))
+    batches = range(source.batches(draws))
     try:
-        counts: torch.Tensor = sum(workers.map(count, [redraw] * len(batches), batches))
+        counts: torch.Tensor = sum(workers.map(count, [source] * len(batches), batches))
     except NumericsError as error:
         return CheckResult(name, False, str(error))
-    fit = redraw.fit(counts)
-    return CheckResult(name, fit.p_value >= alarm, _detail(fit, int(counts.sum()), alarm))
+    found = source.fit(counts)
+    return CheckResult(name, found.p_value >= alarm, _detail(found, source.drawn(counts), alarm))
 
 
-def caught_after(redraw: Redraw, draws: int, alarm: float, workers: Workers, abreast: int) -> tuple[int, Fit]:
+class Sought(NamedTuple):
+    """What came of drawing from a faulty engine."""
+
+    caught: bool
+    draws: int
+    fit: Fit
+    needed: int
+    """About so many draws would have caught it; 0 where it was caught."""
+
+
+def seek(source: Source, draws: int, alarm: float, workers: Workers, abreast: int) -> Sought:
     """Draw from a faulty engine until its frequencies are seen to be wrong.
 
     Args:
-        redraw: the engine.
+        source: the engine.
         draws: give up after about this many.
-        alarm: odds of a false alarm.
+        alarm: odds that an engine without fault is taken for a faulty one, all looks together.
         workers: who draws.
-        abreast: batches between two looks.
-
-    Returns:
-        Draws made, and the last fit.
+        abreast: batches before the first look; each further look comes when as many again have been drawn.
     """
-    total = torch.zeros(len(redraw.cells) + 1, dtype=torch.int64)
-    for first in range(0, redraw.batches(draws), abreast):
-        for counts in workers.map(count, [redraw] * abreast, range(first, first + abreast)):
-            total += counts
-        fit = redraw.fit(total)
-        if fit.p_value < alarm:
-            break
-    return int(total.sum()), fit
+    looks = _looks(abreast, source.batches(draws))
+    begun, total = 0, torch.tensor(0)
+    for look in looks:
+        batches = range(begun, look)
+        total, begun = total + sum(workers.map(count, [source] * len(batches), batches)), look
+        found, drawn = source.fit(total), source.drawn(total)
+        if found.p_value < alarm / len(looks):
+            return Sought(True, drawn, found, 0)
+    return Sought(False, drawn, found, needed(found, drawn, alarm / len(looks)))
 
 
-def _detail(fit: Fit, draws: int, alarm: float) -> str:
-    if fit.impossible:
-        return f"{fit.impossible} of {draws:,} texts have probability 0"
-    sure = detectable(draws, fit.degrees, alarm)
+def _looks(first: int, last: int) -> list[int]:
+    """After how many batches to look, twice as many each time."""
+    looks = [min(first, last)]
+    while looks[-1] < last:
+        looks.append(min(2 * looks[-1], last))
+    return looks
+
+
+def _detail(found: Fit, draws: int, alarm: float) -> str:
+    if found.impossible:
+        return f"{found.impossible} of {draws:,} texts have probability 0"
+    sure = detectable(draws, found.degrees, alarm)
     return (
-        f"χ² {fit.statistic:.0f} at {fit.degrees} degrees, p {fit.p_value:.2g}; {draws:,} draws "
+        f"χ² {found.statistic:.0f} at {found.degrees} degrees, p {found.p_value:.2g}; {draws:,} draws "
         f"would show a total variation of {sure:.3f}"
     )

@@ -57,14 +57,23 @@ class Parts:
         return min(self.target.vocabulary, known)
 
     def build(self, sequences: int, tokens: int) -> Engine:
-        """An engine with pages for some sequences of some length.
+        """An engine for token ids alone, which let every text run to its full length, with pages for all of them.
 
         Args:
             sequences: most requests side by side.
             tokens: longest request, output included.
         """
         longest = -(-(tokens + 4 * self.config.most_nodes + PAGE) // PAGE) * PAGE
-        pool = self.pool(sequences * longest, PAGE, self.prefix_cache)
+        return self.assemble(sequences, self.pool(sequences * longest, PAGE, self.prefix_cache), None)
+
+    def assemble(self, sequences: int, pool: KVPool, tokenizer: Tokenizer | None) -> Engine:
+        """An engine on some pages.
+
+        Args:
+            sequences: most requests side by side.
+            pool: the pages.
+            tokenizer: makes text and names the end tokens; None serves token ids alone.
+        """
         bench = Workbench(
             target=self.target,
             tokenizer=self.tokenizer,
@@ -76,7 +85,7 @@ class Parts:
         )
         return self.engine(
             target=self.target,
-            tokenizer=None,  # ids alone: the audit lets every text run to its full length
+            tokenizer=tokenizer,
             pool=pool,
             drafter=self.wrap(self.config.build(bench)),
             verifier=self.verifier,

@@ -9,13 +9,15 @@ be enumerated, and drafts run over the seams at whatever depth the method likes.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 import torch
 
 from outrider.audit.parts import rows_after
+from outrider.audit.refitted import RefittedEngine, as_kind
 from outrider.engine import Engine
 from outrider.kv.pool import LayerStore, PagedCache
 from outrider.law import Laws
@@ -142,35 +144,19 @@ class RecordedSampler(RequestSampler):
         return known
 
 
-class RecordedEngine(Engine):
+def recorded_engine(laws: Laws) -> Callable[..., Engine]:
     """An engine whose requests look up their distributions.
 
     Args:
         laws: see :meth:`Recording.laws`.
-        parts: see :class:`outrider.engine.Engine`.
     """
+    return partial(RefittedEngine, partial(_look_up, laws))
 
-    def __init__(self, laws: Laws, **parts: Any) -> None:
-        super().__init__(**parts)
-        self._laws = laws
 
-    def submit(
-        self, prompt: Sequence[int], params: SamplingParams, *, choice: int = 0, seed: int | None = None
-    ) -> Request:
-        """See :class:`outrider.engine.Engine`."""
-        request = super().submit(prompt, params, choice=choice, seed=seed)
-        sampler = RecordedSampler(
-            params,
-            seed=request.seed,
-            choice=choice,
-            vocabulary=self.vocabulary,
-            committed=request.inputs,
-            prompt_length=request.prompt_length,
-            end_ids=(),
-        )
-        sampler.laws, sampler.temperature_alone = self._laws, None
-        request.sampler = sampler
-        return request
+def _look_up(laws: Laws, request: Request) -> None:
+    sampler = as_kind(request.sampler, RecordedSampler)
+    sampler.laws, sampler.temperature_alone = laws, None
+    request.sampler = sampler
 
 
 def record(

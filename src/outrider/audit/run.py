@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from rich.progress import Progress
+from rich.console import Console
 
 from outrider.audit.frequencies import Here, Workers
 from outrider.audit.parts import Load, Parts
+from outrider.audit.progress import watching
 from outrider.audit.report import CheckResult, FaultResult, Report
 from outrider.audit.stages import FALSE_ALARM, Effort, FrequencyStages, TextStages
 from outrider.errors import ConfigError
@@ -66,7 +67,7 @@ def audit(
     model: str,
     others: Sequence[Parts] = (),
     effort: Effort | None = None,
-    progress: bool = False,
+    progress: Console | None = None,
 ) -> Report:
     """Prove that an engine is lossless, or show where it is not.
 
@@ -76,7 +77,7 @@ def audit(
         model: the model's name, for the report.
         others: the same engine with other drafters; their texts are compared too.
         effort: how much to do.
-        progress: show a progress bar.
+        progress: where to show how far it is; None shows nothing.
 
     Raises:
         ConfigError: the acceptance rule does not promise to be lossless.
@@ -91,19 +92,19 @@ def audit(
     others = [replace(engine, load=loader) for engine in others]
     checks: list[CheckResult] = []
     faults: list[FaultResult] = []
-    with Progress(disable=not progress, transient=True) as bar, _workers(effort.workers) as workers:
+    with _workers(effort.workers) as workers:
         stages = TextStages(parts, others, prompts, effort).stages()
         if effort.scope == "all":
             stages += FrequencyStages(parts, prompts, effort, loader.models, workers).stages()
-        task = bar.add_task("auditing", total=len(stages))
-        for stage in stages:
-            bar.update(task, description=stage.name)
-            result = stage.run()
-            if isinstance(result, FaultResult):
-                faults.append(result)
-            else:
-                checks.append(result)
-            bar.advance(task)
+        with watching(progress, len(stages)) as watcher:
+            for stage in stages:
+                watcher.begin(stage.name)
+                result = stage.run()
+                watcher.end(result.word)
+                if isinstance(result, FaultResult):
+                    faults.append(result)
+                else:
+                    checks.append(result)
     seconds = time.perf_counter() - began
     algorithms = ", ".join(engine.config.method for engine in (parts, *others))
     names = {"model": model, "algorithm": algorithms, "verifier": parts.verifier.name}

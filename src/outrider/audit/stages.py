@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Final
@@ -21,21 +22,24 @@ from outrider.audit.equality import (
     related_texts,
     with_decoys,
 )
-from outrider.audit.faults import IN_FREQUENCIES, IN_PREFIXES, IN_TEXTS, Fault
+from outrider.audit.faults import IN_FREQUENCIES, IN_LAWS, IN_PREFIXES, IN_SITUATIONS, IN_TEXTS, Fault
 from outrider.audit.frequencies import (
     ABREAST,
     ITSELF,
     MOST_EACH,
     TARGET,
     Redraw,
+    Source,
     Workers,
-    caught_after,
     check_frequencies,
     flattened,
+    seek,
 )
+from outrider.audit.miniature import Miniature
 from outrider.audit.parts import Parts, rows_after
 from outrider.audit.recorded import Recording, record
-from outrider.audit.report import CheckResult, FaultResult
+from outrider.audit.report import CheckResult, FaultResult, Remedy
+from outrider.audit.situations import LONGER, Situations
 from outrider.config import AuditScope, Speculation
 from outrider.drafters.base import DrafterConfig
 from outrider.drafters.draft_model import DraftModel
@@ -43,14 +47,15 @@ from outrider.errors import ConfigError
 from outrider.target.base import TargetModel
 from outrider.tree import SequenceRows, root_only
 from outrider.verify import Verifier, check_exact, make_verifier, registered, repeats_plain_text
+from outrider.verify.rejection import Rejection
 
 FALSE_ALARM: Final = 1e-6
-"""Odds that an audit of a lossless engine fails by chance, all its tests together."""
-"""Under these a text is a function of target, prompt, parameters and seed; other rules throw dice of their own."""
+"""Odds that chance alone makes a check of a lossless engine fail or a fault count as caught, all tests together."""
 TEXT_LENGTH: Final = 3
 """Tokens whose joint frequencies are compared."""
 WIDTH: Final = 6
 """Most probable tokens a recorded row keeps."""
+FEWEST_TOKENS: Final = 8
 FEW: Final = 12
 """Prompts for which faults are planted and decoys drafted, however many there are."""
 LONGEST_PREFIX: Final = 64
@@ -59,9 +64,15 @@ EVEN: Final = 30.0
 """The temperature is raised until the texts are as hard to guess as this many equally likely ones."""
 SHARE: Final = 10
 """A rule that throws no dice of its own is redrawn this many times less: every draw chooses among all tokens anew."""
+MINIATURE_SHARE: Final = 20
+"""So many times less is drawn from the miniature, whose laws are few and far apart where something is wrong."""
+FEWEST_MINIATURES: Final = 800
+"""But no less than this, which shows every planted fault."""
 PREFIXES: Final = "greedy: prompts that begin alike, prefix cache"
+MINIATURE: Final = "frequencies through the real sampler"
+CROWDED: Final = "ends, bias, processor, n > 1, streams, few pages"
 SEEDS_APART: Final = 2**24
-DEEP: Final = 8
+DEEP: Final = 16
 """Drafts per round where a fault is planted: what is thrown past a round's end can be thrown again."""
 
 
@@ -83,7 +94,7 @@ class Effort:
 
     def __post_init__(self) -> None:
         """Refuse values out of bounds."""
-        for name, low in (("tokens", 8), ("draws", ABREAST), ("seed", 0), ("workers", 0)):
+        for name, low in (("tokens", FEWEST_TOKENS), ("draws", ABREAST), ("seed", 0), ("workers", 0)):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}, not {getattr(self, name)}")
 
@@ -114,22 +125,46 @@ class TextStages:
         self._plain: dict[tuple[str, int], Batch] = {}
         # Texts repeat under rules that add no dice; where the user's own does, the default rule is compared instead.
         self._default = replace(parts, verifier=make_verifier(Speculation().verifier))
+        half = effort.tokens // 2  # there are as many faults to plant as in all other texts
+        self._situations = Situations(parts, self._few, tokens=half, seed=effort.seed, exact=self._exact)
 
     def stages(self) -> list[Stage]:
         """Everything there is to do."""
         found = []
         settings = (GREEDY,) if self._effort.scope == "greedy" else (GREEDY, PENALTIES, *SAMPLED)
         for setting in settings:
-            for engine in self._engines:
-                repeats = setting.params.greedy or repeats_plain_text(engine.verifier)
-                engine = engine if repeats else replace(engine, verifier=self._default.verifier)
+            for given in self._engines:
+                engine = self._repeating(given, setting.params.greedy)
                 name = f"{setting.name}: {engine.config.method}, {engine.verifier.name}"
                 found.append(Stage(name, partial(self._method, name, engine, setting)))
             name = f"{setting.name}: decoy trees"
             found.append(Stage(name, partial(self._decoys, name, setting, None)))
         found += [Stage(fault.name, partial(self._plant, fault)) for fault in IN_TEXTS]
         found.append(Stage(PREFIXES, partial(self._prefixes, None)))
-        return found + [Stage(fault.name, partial(self._plant_prefix, fault)) for fault in IN_PREFIXES]
+        found += [Stage(fault.name, partial(self._plant_prefix, fault)) for fault in IN_PREFIXES]
+        return found if self._effort.scope == "greedy" else found + self._crowded_stages()
+
+    def _crowded_stages(self) -> list[Stage]:
+        found = []
+        for given in self._engines:
+            engine = self._repeating(given, greedy=False)
+            name = f"{CROWDED}: {engine.config.method}, {engine.verifier.name}"
+            found.append(Stage(name, partial(self._situations.check, name, engine)))
+        name = f"{CROWDED}: decoy trees"
+        found.append(Stage(name, partial(self._crowd, name, None)))
+        return found + [Stage(fault.name, partial(self._plant_crowded, name, fault)) for fault in IN_SITUATIONS]
+
+    def _repeating(self, engine: Parts, greedy: bool) -> Parts:
+        """The engine under a rule whose text is plain decoding's very text."""
+        repeats = greedy or repeats_plain_text(engine.verifier)
+        return engine if repeats else replace(engine, verifier=self._default.verifier)
+
+    def _crowd(self, name: str, fault: Fault | None) -> CheckResult:
+        engine = self._situations.with_decoys(self._default)
+        return self._situations.check(name, fault.plant(engine) if fault else engine, must_meet=fault is None)
+
+    def _plant_crowded(self, name: str, fault: Fault) -> FaultResult:
+        return _found_in_texts(fault, name, self._crowd(name, fault))
 
     @cached_property
     def _related(self) -> Batch:
@@ -144,8 +179,7 @@ class TextStages:
         return check_texts(PREFIXES, self._parts, engine, self._related, exact=self._exact)
 
     def _plant_prefix(self, fault: Fault) -> FaultResult:
-        result = self._prefixes(fault)
-        return FaultResult(fault.name, not result.passed, "" if result.passed else PREFIXES, result.detail)
+        return _found_in_texts(fault, PREFIXES, self._prefixes(fault))
 
     def _batch(self, setting: Setting, prompts: Sequence[Sequence[int]]) -> Batch:
         key = setting.name, len(prompts)
@@ -168,8 +202,28 @@ class TextStages:
             name = f"{setting.name}: decoy trees"
             result = self._decoys(name, setting, fault)
             if not result.passed:
-                return FaultResult(fault.name, True, name, result.detail)
-        return FaultResult(fault.name, False, "", "every text was plain decoding's")
+                break
+        return _found_in_texts(fault, name, result)
+
+
+def _found_in_texts(fault: Fault, name: str, result: CheckResult) -> FaultResult:
+    """What a check says of an engine with a fault in it."""
+    if result.passed:
+        return FaultResult(fault.name, False, "", result.detail, LONGER)
+    return FaultResult(fault.name, True, name, result.detail)
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """Texts to draw and count."""
+
+    name: str
+    source: Callable[[], Source]
+    draws: int
+    by: str = ""
+    """What catches a fault that was planted."""
+    share: int = 1
+    """So many times the draws are the user's."""
 
 
 class FrequencyStages:
@@ -196,21 +250,48 @@ class FrequencyStages:
 
     def stages(self) -> list[Stage]:
         """Everything there is to do."""
-        tests = list(self._tests())
-        alarm = FALSE_ALARM / len(tests)
-        found = []
-        for number, (config, rule) in enumerate(tests, start=1):
-            drafts = config.method if config is self._parts.config else "the target itself"
-            name = f"frequencies: {rule.name}, {drafts}"
-            found.append(Stage(name, partial(self._check, name, config, rule, number, alarm)))
-        return found + [
-            Stage(fault.name, partial(self._plant, fault, number, alarm))
-            for number, fault in enumerate(IN_FREQUENCIES, start=len(tests) + 1)
+        numbers = itertools.count(1)
+        tests = [*self._on_recording(numbers), *self._on_miniature(numbers)]
+        plants = [*self._in_frequencies(numbers), *self._in_laws(numbers)]
+        alarm = FALSE_ALARM / (len(tests) + len(plants))
+        return [Stage(test.name, partial(self._check, test, alarm)) for test in tests] + [
+            Stage(plant.name, partial(self._seek, plant, alarm)) for plant in plants
         ]
 
+    def _on_recording(self, numbers: Iterator[int]) -> Iterator[_Drawing]:
+        for config, rule in self._tests():
+            source = partial(self._redraw, config, rule, next(numbers))
+            share = SHARE if repeats_plain_text(rule) else 1
+            yield _Drawing(f"frequencies: {self._label(config, rule)}", source, self._effort.draws // share)
+
+    def _on_miniature(self, numbers: Iterator[int]) -> Iterator[_Drawing]:
+        config, chosen = self._parts.config, self._parts.verifier
+        tests = [] if config.needs.reads_hidden else [(config, chosen)]
+        tests += [(_self_draft(2 if rule.trees else 1), rule) for rule in _ratio_rules()]
+        for config, rule in tests:
+            source = partial(Miniature, config, rule, self._seed(next(numbers)))
+            yield _Drawing(f"{MINIATURE}: {self._label(config, rule)}", source, self._miniatures)
+
+    def _in_frequencies(self, numbers: Iterator[int]) -> Iterator[_Drawing]:
+        for fault in IN_FREQUENCIES:
+            # The fault brings its rule along; any that draws independently lets the drafter be built.
+            source = partial(self._redraw, _self_draft(1, DEEP), Rejection(), next(numbers), fault.plant)
+            yield _Drawing(fault.name, source, self._effort.draws, "frequencies, the target itself")
+
+    def _in_laws(self, numbers: Iterator[int]) -> Iterator[_Drawing]:
+        for fault in IN_LAWS:
+            source = partial(Miniature, _self_draft(1, DEEP), Rejection(), self._seed(next(numbers)), fault.plant)
+            yield _Drawing(fault.name, source, self._miniatures, MINIATURE, MINIATURE_SHARE)
+
+    def _label(self, config: DrafterConfig, rule: Verifier) -> str:
+        return f"{rule.name}, {config.method if config is self._parts.config else 'the target itself'}"
+
+    @property
+    def _miniatures(self) -> int:
+        return max(FEWEST_MINIATURES, self._effort.draws // MINIATURE_SHARE)
+
     def _tests(self) -> list[tuple[DrafterConfig, Verifier]]:
-        rules = [rule() for rule in registered().values()]
-        ratio = [rule for rule in rules if rule.lossless and not repeats_plain_text(rule)]
+        ratio = _ratio_rules()
         config, chosen = self._parts.config, self._parts.verifier
         tests: list[tuple[DrafterConfig, Verifier]] = []
         if not config.needs.reads_hidden:  # a recording has rows of logits, none of hidden states
@@ -233,23 +314,29 @@ class FrequencyStages:
                 return temperature
         return TEMPERATURES[-1]
 
-    def _redraw(self, config: DrafterConfig, rule: Verifier, number: int) -> Redraw:
-        seed = self._effort.seed + number * SEEDS_APART
+    def _redraw(
+        self, config: DrafterConfig, rule: Verifier, number: int, plant: Callable[[Parts], Parts] | None = None
+    ) -> Redraw:
         each = min(MOST_EACH, max(1, self._effort.draws // ABREAST))
-        return Redraw(self._recording, config, rule, self._temperature, seed, each=each)
+        return Redraw(self._recording, config, rule, self._temperature, self._seed(number), plant, each)
 
-    def _check(self, name: str, config: DrafterConfig, rule: Verifier, number: int, alarm: float) -> CheckResult:
-        draws = self._effort.draws // (SHARE if repeats_plain_text(rule) else 1)
-        return check_frequencies(name, self._redraw(config, rule, number), draws, alarm, self._workers)
+    def _seed(self, number: int) -> int:
+        return self._effort.seed + number * SEEDS_APART
 
-    def _plant(self, fault: Fault, number: int, alarm: float) -> FaultResult:
-        # The fault brings its rule along; any that draws independently lets the drafter be built.
-        redraw = replace(self._redraw(_self_draft(1, DEEP), self._parts.verifier, number), plant=fault.plant)
-        abreast = max(1, self._effort.workers)
-        draws, fit = caught_after(redraw, self._effort.draws, alarm, self._workers, abreast)
-        caught = fit.p_value < alarm
-        by = "frequencies, the target itself" if caught else ""
-        return FaultResult(fault.name, caught, by, f"p {fit.p_value:.1g} after {draws:,} draws")
+    def _check(self, test: _Drawing, alarm: float) -> CheckResult:
+        return check_frequencies(test.name, test.source(), test.draws, alarm, self._workers)
+
+    def _seek(self, plant: _Drawing, alarm: float) -> FaultResult:
+        found = seek(plant.source(), plant.draws, alarm, self._workers, max(1, self._effort.workers))
+        detail = f"p {found.fit.p_value:.1g} after {found.draws:,} draws"
+        if found.caught:
+            return FaultResult(plant.name, True, plant.by, detail)
+        return FaultResult(plant.name, False, "", detail, Remedy(draws=found.needed * plant.share))
+
+
+def _ratio_rules() -> list[Verifier]:
+    rules = [rule() for rule in registered().values()]
+    return [rule for rule in rules if rule.lossless and not repeats_plain_text(rule)]
 
 
 def _is_exact(config: DrafterConfig, rule: Verifier) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -19,8 +18,6 @@ from outrider.errors import ConfigError
 if TYPE_CHECKING:
     from outrider.audit import Parts, Report
     from outrider.cli.options import Plan
-
-FAILED: Final = 1
 
 
 @Parameter(name="*")
@@ -67,6 +64,8 @@ def audit(
 ) -> int:
     """Prove on your own model that speculation changes nothing.
 
+    Exit codes: 0 proved; 1 a check failed; 2 bad input; 3 nothing failed, but the audit was too weak to prove anything.
+
     Args:
         model: which model, and how it is run.
         speculation: how to speculate.
@@ -96,9 +95,9 @@ def audit(
     chat = bool(parts.tokenizer.chat_template)
     encoded = [prompt.encode(parts.tokenizer, chat=chat) for prompt in prompts]
     engines = [replace(parts, config=each.config) for each in others]
-    report = run(parts, encoded, model=model.model, others=engines, effort=amount, progress=sys.stderr.isatty())
+    report = run(parts, encoded, model=model.model, others=engines, effort=amount, progress=output.side())
     _print(report, as_json)
-    return 0 if report.passed else FAILED
+    return report.proof.exit_code
 
 
 def _load(flags: ModelFlags, plan: Plan) -> Parts:

@@ -1,0 +1,51 @@
+"""An engine whose requests are changed as they come in: how the audit gets at one request's part of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from outrider.engine import Engine
+from outrider.request import Request
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.sampler import RequestSampler
+
+Sampler = TypeVar("Sampler", bound=RequestSampler)
+
+
+class RefittedEngine(Engine):
+    """An engine that changes every request before its first round.
+
+    Args:
+        change: what to do to a request.
+        parts: see :class:`outrider.engine.Engine`.
+    """
+
+    def __init__(self, change: Callable[[Request], None], **parts: Any) -> None:
+        super().__init__(**parts)
+        self._change = change
+
+    def submit(
+        self, prompt: Sequence[int], params: SamplingParams, *, choice: int = 0, seed: int | None = None
+    ) -> Request:
+        """See :class:`outrider.engine.Engine`."""
+        request = super().submit(prompt, params, choice=choice, seed=seed)
+        self._change(request)
+        return request
+
+
+def with_sampler(kind: type[RequestSampler]) -> Callable[..., Engine]:
+    """An engine whose samplers are of some kind."""
+    return partial(RefittedEngine, partial(_resample, kind))
+
+
+def _resample(kind: type[RequestSampler], request: Request) -> None:
+    request.sampler = as_kind(request.sampler, kind)
+
+
+def as_kind(sampler: RequestSampler, kind: type[Sampler]) -> Sampler:
+    """The same sampler with the methods of another class."""
+    other = kind.__new__(kind)
+    vars(other).update(vars(sampler))
+    return other

@@ -1,0 +1,258 @@
+"""Checks of a request's life: texts that end early, under bias and processors, several at once, on too few pages.
+
+Every wish is made of what plain decoding says to its prompt, so that its ends lie where they matter.  Pages are so few
+that requests lose theirs to others and are computed again; the judge is plain decoding with room for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from outrider.audit.decoys import Answers, Decoys
+from outrider.audit.equality import GREEDY, SAMPLED, Batch, Comparison, Setting, plainly
+from outrider.audit.parts import Parts
+from outrider.audit.report import CheckResult, Remedy
+from outrider.engine import Engine, Progress
+from outrider.request import Request, Status
+from outrider.sampling.params import LogitsProcessor, SamplingParams
+from outrider.stopping import FinishReason
+
+if TYPE_CHECKING:
+    from outrider.target.tokenizer import Tokenizer
+
+PAGE: Final = 4
+"""Rows of a page, few so that pages run out in the middle of things."""
+CROWD: Final = 1.5
+"""So many of the longest request have room.  More of them begin, since a prompt is two thirds of a request at most."""
+FEWEST_TOKENS: Final = 12
+"""Shorter texts would hardly crowd each other."""
+BIAS: Final = 2.0
+EAGER: Final = 30.0
+"""A bias that makes a token the next one wherever it is allowed."""
+CHOICES: Final = 3
+"""Completions of one prompt where several are asked for."""
+CUT: Final = "\ufffd"
+"""Stands in a text for a character whose bytes are not all there."""
+LONGER: Final = Remedy(advice="raise --max-tokens or bring more prompts")
+
+
+def reluctant(history: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    """A processor that likes every other token less, the even or the odd ones, as the text's length and end have it."""
+    logits = logits.clone()
+    logits[(len(history) + history[-1]) % 2 :: 2] -= BIAS
+    return logits
+
+
+def _end_token(text: Sequence[int], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    return {"stop_token_ids": (text[len(text) * 2 // 3],)}
+
+
+def _no_end_before(text: Sequence[int], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    end = text[len(text) // 2]
+    return {"stop_token_ids": (end,), "logit_bias": {end: EAGER}, "min_tokens": len(text) // 2}
+
+
+def _stop_string(text: Sequence[int], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    pieces = [text[place : place + width] for place in range(len(text) // 2, len(text)) for width in (2, 1)]
+    found = [tokenizer.decode(piece) for piece in pieces] if tokenizer else []
+    whole = next((string for string in found if string and CUT not in string), None)
+    return {"stop": (whole,)} if whole else _end_token(text, tokenizer)
+
+
+def _biased(text: Sequence[int], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    return {"logit_bias": {text[0]: -BIAS, text[-1]: BIAS}, "stop_token_ids": (text[-2],)}
+
+
+def _processed(text: Sequence[int], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    return {"processors": (reluctant,), "stop_token_ids": (text[-1],), "min_tokens": 2}
+
+
+def _several(text: Sequence[int], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    return {"n": CHOICES} | _end_token(text, tokenizer)
+
+
+SITUATIONS: Final = (_end_token, _no_end_before, _stop_string, _biased, _processed, _several)
+"""What is asked of a text, given what plain decoding says."""
+BASES: Final = (GREEDY.params, SAMPLED[-1].params)
+"""Each is asked for under both: the best token, and dice with truncation and penalties."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One completion."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    choice: int = 0
+
+    def unended(self, end_ids: frozenset[int]) -> Asked:
+        """The same without an end: its text goes on where this one stops."""
+        ends = end_ids.union(self.params.stop_token_ids)
+        ban: LogitsProcessor = _Ban(tuple(ends), len(self.prompt) + self.params.min_tokens)
+        processors = (ban, *self.params.processors)
+        params = replace(self.params, stop=(), stop_token_ids=(), min_tokens=0, processors=processors)
+        return replace(self, params=params)
+
+
+@dataclass(frozen=True)
+class _Ban:
+    """A processor that does what ``min_tokens`` does."""
+
+    end_ids: tuple[int, ...]
+    until: int
+
+    def __call__(self, history: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        if len(history) >= self.until:
+            return logits
+        return logits.index_fill(0, torch.tensor(self.end_ids, device=logits.device), -torch.inf)
+
+
+@dataclass(frozen=True)
+class Life:
+    """What became of requests, and what streams were told of them on the way."""
+
+    requests: tuple[Request, ...]
+    told: Mapping[str, Sequence[Progress]]
+    """By request, round after round."""
+    preempted: int
+    """How many lost their pages and began again."""
+
+    @classmethod
+    def of(cls, engine: Engine, asked: Sequence[Asked]) -> Life:
+        """Complete everything side by side."""
+        requests = tuple(engine.submit(one.prompt, one.params, choice=one.choice) for one in asked)
+        told: dict[str, list[Progress]] = {request.id: [] for request in requests}
+        preempted: set[str] = set()
+        while not engine.idle:
+            for progress in engine.step():
+                told[progress.request.id].append(progress)
+            preempted |= {one.id for one in requests if one.status is Status.WAITING and one.output_ids}
+        return cls(requests, told, len(preempted))
+
+    @property
+    def inside(self) -> int:
+        """How many ended with an accepted draft of their last round."""
+        last = [self.told[one.id][-1] for one in self.requests if one.stop_reason is not None]
+        return sum(0 < len(progress.tokens) == progress.drafted for progress in last)
+
+    def streams(self) -> Iterator[str]:
+        """What is wrong with what streams were told."""
+        for place, request in enumerate(self.requests, start=1):
+            pieces = self.told[request.id]
+            if [token for piece in pieces for token in piece.tokens] != request.output_ids:
+                yield f"the stream of text {place} has other tokens than the text"
+            if "".join(piece.text for piece in pieces) != "".join(request.text):
+                yield f"the stream of text {place} has other letters than the text"
+
+
+class Situations:
+    """Completions in awkward situations, and what plain decoding makes of them.
+
+    Args:
+        parts: the engine whose plain decoding is the judge.
+        prompts: token ids.
+        tokens: most tokens of a text, a few at least.
+        seed: the first seed.
+        exact: demand equal tokens; otherwise the tie rule holds.
+    """
+
+    def __init__(self, parts: Parts, prompts: Sequence[Sequence[int]], *, tokens: int, seed: int, exact: bool) -> None:
+        self._parts, self._seed, self._exact = parts, seed, exact
+        self._tokens = max(FEWEST_TOKENS, tokens)
+        most = min(2 * self._tokens, parts.target.context_length - self._tokens)
+        self._prompts = [tuple(prompt[-most:]) for prompt in prompts]
+
+    def with_decoys(self, parts: Parts) -> Parts:
+        """The same engine with a drafter that hides tokens among wrong ones: past the end of every text too."""
+        return replace(parts, config=Decoys(self._answers))
+
+    def check(self, name: str, parts: Parts, *, must_meet: bool = False) -> CheckResult:
+        """Compare what an engine makes of them, on few pages, with what plain decoding made of them.
+
+        Args:
+            name: of the check.
+            parts: the engine under audit.
+            must_meet: whether the check is too weak where no text ends inside accepted drafts, or nobody loses pages.
+        """
+        longest = max(len(one.prompt) for one in self._asked) + self._tokens
+        pool = parts.pool(int(CROWD * longest), PAGE, False)
+        life = Life.of(parts.assemble(len(self._asked), pool, parts.tokenizer), self._asked)
+        errors = [request.error for request in life.requests if request.error is not None]
+        if errors:
+            return CheckResult(name, False, errors[0])
+        plain = self._plain.requests
+        batch = Batch(
+            Setting(name, SamplingParams()),
+            tuple(one.prompt for one in self._asked),
+            tuple(one.params for one in self._asked),
+            plain,
+            self._end_ids,
+        )
+        found = Comparison.of(self._parts, life.requests, batch, exact=self._exact)
+        ends = [self._end_complaint(place, life.requests) for place in range(len(plain))]
+        return found.result(
+            name,
+            complaints=[*filter(None, ends), *life.streams()],
+            figures=f"{life.inside} ended inside accepted drafts, {life.preempted} lost their pages and came back",
+            remedy=LONGER if must_meet and not (life.inside and life.preempted) else None,
+        )
+
+    def _end_complaint(self, place: int, requests: Sequence[Request]) -> str:
+        """What is wrong with the end of a text; behind a tie that fell otherwise it need not be plain decoding's."""
+        one, other = requests[place], self._plain.requests[place]
+        ends = self._end_ids.union(one.params.stop_token_ids)
+        if ends.intersection(one.output_ids[:-1]):
+            return f"text {place + 1} goes on behind its end token"
+        parted = any(mine != plain for mine, plain in zip(one.output_ids, other.output_ids, strict=False))
+        return "" if parted or _ending(one) == _ending(other) else f"text {place + 1} ends otherwise"
+
+    @cached_property
+    def _end_ids(self) -> frozenset[int]:
+        known = self._parts.tokenizer.eos_ids if self._parts.tokenizer else frozenset()
+        return frozenset(token for token in known if token < self._parts.vocabulary)
+
+    @cached_property
+    def _asked(self) -> tuple[Asked, ...]:
+        wishes = [
+            (situation, base, self._prompts[(place * len(SITUATIONS) + number) % len(self._prompts)])
+            for place, base in enumerate(BASES)
+            for number, situation in enumerate(SITUATIONS)
+        ]
+        plain = [
+            replace(base, max_tokens=self._tokens, seed=self._seed + place, logprobs=0)
+            for place, (_, base, _) in enumerate(wishes)
+        ]
+        texts = plainly(self._parts).complete([prompt for *_, prompt in wishes], plain)
+        found = [
+            (prompt, replace(params, **situation(text.output_ids, self._parts.tokenizer)))
+            for (situation, _, prompt), params, text in zip(wishes, plain, texts, strict=True)
+        ]
+        return tuple(Asked(prompt, params, choice) for prompt, params in found for choice in range(params.n))
+
+    @cached_property
+    def _answers(self) -> Answers:
+        unended = [one.unended(self._end_ids) for one in self._asked]
+        texts = self._plainly(unended, None).requests
+        return {
+            (one.prompt, request.seed, one.choice): request.output_ids
+            for one, request in zip(unended, texts, strict=True)
+        }
+
+    @cached_property
+    def _plain(self) -> Life:
+        return self._plainly(self._asked, self._parts.tokenizer)
+
+    def _plainly(self, asked: Sequence[Asked], tokenizer: Tokenizer | None) -> Life:
+        longest = max(len(one.prompt) for one in asked) + self._tokens
+        parts = plainly(self._parts)
+        pool = parts.pool(len(asked) * (longest + PAGE), PAGE, False)
+        return Life.of(parts.assemble(len(asked), pool, tokenizer), asked)
+
+
+def _ending(request: Request) -> tuple[int, FinishReason | None, int | str | None, str]:
+    return len(request.output_ids), request.finish_reason, request.stop_reason, "".join(request.text)
