@@ -210,8 +210,8 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is left."""
-        return self._scheduler.idle
+        """Whether no request is left, and nothing that happened is still to be handed out."""
+        return self._scheduler.idle and not self._progress
 
     def _advance_prompts(self, work: Sequence[Work], batch: TreeBatch, logits: torch.Tensor) -> None:
         """Count prompt rows that yield no token, and note the log-probabilities they were asked for."""

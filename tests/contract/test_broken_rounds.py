@@ -3,50 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from tiny import VOCABULARY, tiny_model
+from byte_text import SIZE, byte_tokenizer
+from tiny import tiny_model
 
-from contract.cases import PROMPTS, by_id, configs, draft_models, heads_of, make
+from contract.cases import PROMPTS, by_id, configs, heads_of, make
 from contract.test_lossless import assert_clean
 from outrider import LLM, SamplingParams, SchedulerConfig
 from outrider.drafters.base import DrafterConfig
 from outrider.tree import TreeBatch
 
-CASES = ["none", "ngram", "draft_model", "draft_model-tree", "eagle3", "lookup_model-block", "specinfer"]
+CASES = ["none", "ngram", "draft_model", "draft_model-tree", "eagle3", "dspark", "lookup_model", "specinfer"]
 MOST = 16
-WISHES = [
-    SamplingParams(max_tokens=MOST, temperature=float(n % 2), seed=n, logprobs=1, stop=("AB", "BCD", "~~~"))
-    for n in range(len(PROMPTS))
-]
-
-
-class Words:
-    """Turns token ids into text, a letter each; what might begin a stop string is held back."""
-
-    vocab_size, eos_ids, special_ids = VOCABULARY, frozenset[int](), frozenset[int]()
-
-    def stream(self, skip_special_tokens: bool = True) -> Words:
-        return self
-
-    def push(self, token: int) -> str:
-        return chr(ord("A") + token)
-
-    def fork(self) -> Words:
-        return self
 
 
 def speaking(config: DrafterConfig | str) -> LLM:
+    """An engine whose texts have characters of several tokens and held-back beginnings of stop strings."""
+    target = tiny_model(0, SIZE)
     return LLM.from_model(
-        tiny_model(0),
-        Words(),  # type: ignore[arg-type]
+        target,
+        byte_tokenizer(),
         speculation=config,
-        draft_models=draft_models(),
-        heads={} if isinstance(config, str) else heads_of(config, tiny_model(0)),
+        draft_models={"good": target, "bad": tiny_model(1, SIZE)},
+        heads={} if isinstance(config, str) else heads_of(config, target),
         scheduler=SchedulerConfig(prefill_chunk=4),
     )
+
+
+@cache
+def wishes() -> list[SamplingParams]:
+    """Each but the first ends with a stop string inside its text."""
+    found = [
+        SamplingParams(max_tokens=MOST, temperature=float(n % 2), seed=n, logprobs=1, ignore_eos=True)
+        for n in range(len(PROMPTS))
+    ]
+    for number, prompt in enumerate(PROMPTS[1:], 1):
+        text = speaking("none").generate([prompt], found[number])[0].text
+        found[number] = replace(found[number], stop=(text[3:5] or "~",))
+    assert sum(wish.stop not in ((), ("~",)) for wish in found) > 1
+    return found
 
 
 class Broken(BaseException):
@@ -87,14 +87,14 @@ STAGES: dict[str, Callable[[LLM], tuple[Any, str]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_round_broken_off_changes_no_text(case: str, stage: str, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of unequal lengths, prompts in chunks beside requests that decode, one interruption at each call."""
-    expected = [speaking("none").generate([p], w)[0] for p, w in zip(PROMPTS, WISHES, strict=True)]
+    expected = [speaking("none").generate([p], w)[0] for p, w in zip(PROMPTS, wishes(), strict=True)]
     for at in (0, 1, 2, 4, 7, 11):
         llm = speaking(by_id(case))
         engine, raised = llm.engine, list[int]()
         with monkeypatch.context() as patch:
             where, name = STAGES[stage](llm)
             patch.setattr(where, name, breaking(getattr(where, name), at, raised, late=late))
-            requests = [engine.submit(p, w) for p, w in zip(PROMPTS, WISHES, strict=True)]
+            requests = [engine.submit(p, w) for p, w in zip(PROMPTS, wishes(), strict=True)]
             delivered: dict[str, list[int]] = {request.id: [] for request in requests}
             texts: dict[str, str] = dict.fromkeys(delivered, "")
             finished = []
