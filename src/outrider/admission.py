@@ -55,7 +55,7 @@ def admit(
     if tokenizer is not None and not params.ignore_eos:
         ends |= tokenizer.eos_ids
     sampler = RequestSampler(
-        params,
+        params if limit > len(inputs) else SamplingParams(),  # where no token is to come, nobody is asked about one
         seed=seed,
         choice=choice,
         vocabulary=vocabulary,

@@ -275,6 +275,11 @@ class Stream(Iterator[Chunk]):
         """Cancel what has not ended; the iterator is over then, in whichever thread it is read."""
         self._shared.drop(self._call)
 
+    def __repr__(self) -> str:
+        """How much of it is to come."""
+        outputs, kept = self._call.open, len(self._call.items)
+        return f"Stream({'closed' if self._call.dropped else f'{outputs} outputs under way, {kept} chunks unread'})"
+
     def __enter__(self) -> Stream:
         return self
 
