@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from outrider.errors import ConfigError, RequestError
+from outrider.errors import ConfigError, RequestError, counted
 from outrider.request import Request
 from outrider.sampling.params import SamplingParams, check_token_ids
 from outrider.sampling.sampler import RequestSampler
@@ -119,5 +119,6 @@ def _check(
     outputs = 1 if params.max_tokens is None else min(1, params.max_tokens)
     if len(prompt) + outputs > longest:
         raise RequestError(
-            f"the prompt has {len(prompt)} tokens, but the context holds {longest} and the output needs one; shorten it"
+            f"the prompt has {counted(len(prompt), 'token')}, but the context holds {longest} and the output needs one; "
+            "shorten it"
         )

@@ -9,7 +9,7 @@ from inspect import signature
 from operator import index
 from typing import Any, Final
 
-from outrider.errors import ConfigError, RequestError
+from outrider.errors import ConfigError, RequestError, counted
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.values import listed, plain
 from outrider.target.backends import LoadOptions
@@ -116,13 +116,13 @@ def read_prompt(given: Any, name: str = "the prompt") -> ReadPrompt:
     if isinstance(given, Mapping):
         found = _from_mapping(given, name)
         if len(found) != 1:
-            raise RequestError(f"{name} holds {len(found)} prompts; give each on its own")
+            raise RequestError(f"{name} holds {counted(len(found), 'prompt')}; give each on its own")
         return found[0]
     items = _items(given, name)
     if items and all(isinstance(item, (str, Mapping, list, tuple)) for item in items):
         raise RequestError(
-            f"{name} must be one text or its token ids, not a list of prompts; stream() and encode() take one prompt, "
-            "and generate() several"
+            f"{name} must be one text or its token ids, not a list of prompts; stream() takes one prompt, and "
+            "generate() a list of them"
         )
     return [_token_id(item, name) for item in items]
 
@@ -152,8 +152,9 @@ def read_params(given: Any, options: Mapping[str, Any], count: int) -> list[Samp
         )
     each = [_one(item, options) for item in given]
     if len(each) != count:
-        prompts = "there is 1 prompt" if count == 1 else f"there are {count} prompts"
-        raise RequestError(f"{prompts}, but params holds {len(each)}; give one for all prompts, or one for each")
+        raise RequestError(
+            f"params holds {len(each)} for {counted(count, 'prompt')}; give one for all prompts, or one for each"
+        )
     return each
 
 
@@ -179,12 +180,15 @@ def _named(given: Mapping[Any, Any]) -> dict[str, Any]:
     return named
 
 
-def refuse_unknown(unknown: Iterable[str], door: Callable[..., Any]) -> None:
+def refuse_unknown(
+    unknown: Iterable[str], door: Callable[..., Any], otherwise: Mapping[str, str] = LOADED_OTHERWISE
+) -> None:
     """Refuse arguments that are not among a function's own.
 
     Args:
         unknown: their names.
         door: the function; its arguments' names are what may have been meant.
+        otherwise: what to write instead, by name.
 
     Raises:
         ConfigError: there is one, naming what to write instead.
@@ -193,7 +197,7 @@ def refuse_unknown(unknown: Iterable[str], door: Callable[..., Any]) -> None:
     sampling = {item.name for item in fields(SamplingParams)} | SAME.keys() | OTHERWISE.keys()
     beside = dict.fromkeys(sampling, "it goes to generate(), chat() or stream()")
     for name in unknown:
-        raise ConfigError(_unknown(name, known, "argument", beside | LOADED_OTHERWISE))
+        raise ConfigError(_unknown(name, known, "argument", {**beside, **otherwise}))
 
 
 def _unknown(name: Any, known: Sequence[str], kind: str, otherwise: Mapping[str, str]) -> str:

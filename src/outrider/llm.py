@@ -126,9 +126,9 @@ class LLM:
             heads: trained heads a drafter may ask for by name.
             cache: as for the class.
             scheduler: as for the class.
-            unknown: as for the class.
+            unknown: refused.
         """
-        refuse_unknown(unknown, cls.from_model)
+        refuse_unknown(unknown, cls.from_model, {})
         known = dict(draft_models or {})
 
         def load(path: str | Path) -> tuple[TargetModel, Tokenizer | None]:

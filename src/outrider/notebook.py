@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Final
 
+from outrider.errors import counted
+
 if TYPE_CHECKING:
     from outrider.completion import Choice, Completion
     from outrider.metrics import SpeculationStats
@@ -44,11 +46,15 @@ def _counts(choices: Sequence[Choice], stats: SpeculationStats) -> list[str]:
     """Tokens of a round, tokens in all, endings, and accepted drafts."""
     tokens = sum(len(choice.token_ids) for choice in choices)
     endings = dict.fromkeys(choice.finish_reason.value for choice in choices)
-    parts = [f"{tokens} tokens", ", ".join(endings)]
+    parts = [counted(tokens, "token"), ", ".join(endings)]
     if not sum(stats.tested):
         return parts
     accepted = sum(sum(choice.from_draft) for choice in choices)
-    return [f"{stats.mean_accepted_length:.2f} tokens a round", *parts, f"{accepted} accepted drafts, marked"]
+    return [
+        f"{stats.mean_accepted_length:.2f} tokens a round",
+        *parts,
+        f"{counted(accepted, 'accepted draft')}, marked",
+    ]
 
 
 def _page(choices: Sequence[Choice], footer: str) -> str:

@@ -276,9 +276,9 @@ class Stream(Iterator[Chunk]):
         self._shared.drop(self._call)
 
     def __repr__(self) -> str:
-        """How much of it is to come."""
-        outputs, kept = self._call.open, len(self._call.items)
-        return f"Stream({'closed' if self._call.dropped else f'{outputs} outputs under way, {kept} chunks unread'})"
+        """How many outputs are open, and how many chunks wait to be read."""
+        call = self._call
+        return "Stream(closed)" if call.dropped else f"Stream(open={call.open}, unread={len(call.items)})"
 
     def __enter__(self) -> Stream:
         return self

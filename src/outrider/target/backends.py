@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from outrider.errors import ConfigError, ModelError
+from outrider.errors import ConfigError, ModelError, counted
 from outrider.kernels.native import warn_of_slow_kernels
 from outrider.target.base import TargetModel
 from outrider.target.hf import ATTENTION, HFModel
@@ -42,8 +42,7 @@ def resolve_device(name: str) -> torch.device:
         raise ConfigError(f"models cannot run on device {name!r}; use auto, cpu or cuda")
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= there:
-        found = "GPU" if there == 1 else "GPUs"
-        raise ConfigError(f"device {name} was asked for, but torch finds {there} {found} here; use device cpu")
+        raise ConfigError(f"device {name} was asked for, but torch finds {counted(there, 'GPU')} here; use device cpu")
     return device
 
 
