@@ -118,7 +118,5 @@ def _check(
             raise RequestError(f"the prompt holds token id {token!r}, but the model has ids 0 to {vocabulary - 1}")
     outputs = 1 if params.max_tokens is None else min(1, params.max_tokens)
     if len(prompt) + outputs > longest:
-        raise RequestError(
-            f"the prompt has {counted(len(prompt), 'token')}, but the context holds {longest} and the output needs one; "
-            "shorten it"
-        )
+        told = f"the prompt has {counted(len(prompt), 'token')}"
+        raise RequestError(f"{told}, but the context holds {longest} and the output needs one; shorten it")
