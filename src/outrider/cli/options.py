@@ -191,8 +191,8 @@ class MethodFlags:
             ignore_foreign: leave out options the method does not have, as a run of several methods must.
 
         Raises:
-            ConfigError: an unknown name, an option the method does not have, a value out of bounds, or a draft model that
-                is missing.
+            ConfigError: an unknown name, an option the method does not have, a value out of bounds, or no draft model
+                where one is needed.
         """
         given = self.given()
         config = chosen_config(algorithm, self.draft_models, lambda: heads_beside(model) if model else ())
