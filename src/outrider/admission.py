@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from outrider.errors import ConfigError, RequestError
+from outrider.errors import ConfigError, RequestError, counted
 from outrider.request import Request
 from outrider.sampling.params import SamplingParams, check_token_ids
 from outrider.sampling.sampler import RequestSampler
@@ -55,7 +55,7 @@ def admit(
     if tokenizer is not None and not params.ignore_eos:
         ends |= tokenizer.eos_ids
     sampler = RequestSampler(
-        params,
+        params if limit > len(inputs) else SamplingParams(),  # where no token is to come, nobody is asked about one
         seed=seed,
         choice=choice,
         vocabulary=vocabulary,
@@ -118,6 +118,5 @@ def _check(
             raise RequestError(f"the prompt holds token id {token!r}, but the model has ids 0 to {vocabulary - 1}")
     outputs = 1 if params.max_tokens is None else min(1, params.max_tokens)
     if len(prompt) + outputs > longest:
-        raise RequestError(
-            f"the prompt has {len(prompt)} tokens, but the context holds {longest} and the output needs one; shorten it"
-        )
+        told = f"the prompt has {counted(len(prompt), 'token')}"
+        raise RequestError(f"{told}, but the context holds {longest} and the output needs one; shorten it")

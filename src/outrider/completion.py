@@ -98,6 +98,12 @@ class Choice:
             f"finish_reason={self.finish_reason.value!r}{ending})"
         )
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the text with accepted drafts in another shade, and the figures below it."""
+        from outrider.notebook import choice_html
+
+        return choice_html(self)
+
     def __getstate__(self) -> dict[str, Any]:
         """The value alone."""
         return {name: value for name, value in self.__dict__.items() if name != "_decoder"}

@@ -25,6 +25,11 @@ class TrainingError(OutriderError):
     """A training cannot begin or go on; the message says what to do, and nothing trained so far is lost."""
 
 
+def counted(count: int, noun: str) -> str:
+    """A number and what it counts, as ``1 prompt`` and ``2 prompts``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def one_line(error: BaseException) -> str:
     """Shorten a library's message to one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__

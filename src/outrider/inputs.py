@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from difflib import get_close_matches
+from inspect import signature
 from operator import index
 from typing import Any, Final
 
-from outrider.errors import ConfigError, RequestError
+from outrider.errors import ConfigError, RequestError, counted
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.values import listed, plain
 from outrider.target.backends import LoadOptions
@@ -42,6 +43,42 @@ OTHERWISE: Final = {
     "use_tqdm": "progress=True shows a progress bar",
 }
 """What others take and is said otherwise here."""
+_ROWS: Final = 'cache={"rows": …} bounds the tokens whose keys and values are kept'
+_ONE_DEVICE: Final = "a model runs on one device, which device names"
+_QUANTIZED: Final = 'quantization="w8" or "w4" quantises on the native backend'
+_OWN: Final = "it comes from the model's own files"
+LOADED_OTHERWISE: Final = {
+    "assistant_model": "draft_model names a smaller model that drafts",
+    "attn_implementation": "attention is the backend's own, so leave it out",
+    "block_size": 'write cache={"page_size": …}',
+    "chat_format": _OWN,
+    "device_map": _ONE_DEVICE,
+    "enable_prefix_caching": 'write cache={"prefix_cache": True} or False',
+    "enforce_eager": "nothing is compiled, so leave it out",
+    "gpu_memory_utilization": _ROWS,
+    "kv_cache_memory_bytes": _ROWS,
+    "load_in_4bit": _QUANTIZED,
+    "load_in_8bit": _QUANTIZED,
+    "max_model_len": "write context_length",
+    "max_num_batched_tokens": 'write scheduler={"max_rows": …}',
+    "max_num_seqs": 'write scheduler={"max_running": …}',
+    "max_seq_len": "write context_length",
+    "model_path": "the model is the first argument",
+    "n_batch": 'write scheduler={"prefill_chunk": …}',
+    "n_ctx": "write context_length",
+    "n_gpu_layers": 'device="cuda" puts the whole model on a GPU, and device="cpu" none of it',
+    "num_speculative_tokens": 'write speculation={"method": …, "num_speculative_tokens": …}',
+    "pipeline_parallel_size": _ONE_DEVICE,
+    "prompt_lookup_num_tokens": 'write speculation={"method": "ngram", "num_draft_tokens": …}',
+    "quantization_config": _QUANTIZED,
+    "speculative_config": "speculation takes such a dict",
+    "speculative_model": "draft_model names a smaller model that drafts",
+    "tensor_parallel_size": _ONE_DEVICE,
+    "tokenizer": _OWN,
+    "torch_dtype": "write dtype",
+    "trust_remote_code": "code that comes with a model is never run, so leave it out",
+}
+"""What others take when they load a model, and what is written here."""
 
 
 def read_prompts(given: Any) -> list[ReadPrompt]:
@@ -79,9 +116,15 @@ def read_prompt(given: Any, name: str = "the prompt") -> ReadPrompt:
     if isinstance(given, Mapping):
         found = _from_mapping(given, name)
         if len(found) != 1:
-            raise RequestError(f"{name} holds {len(found)} prompts; give each on its own")
+            raise RequestError(f"{name} holds {counted(len(found), 'prompt')}; give each on its own")
         return found[0]
-    return [_token_id(item, name) for item in _items(given, name)]
+    items = _items(given, name)
+    if items and all(isinstance(item, (str, Mapping, list, tuple)) for item in items):
+        raise RequestError(
+            f"{name} must be one text or its token ids, not a list of prompts; stream() takes one prompt, and "
+            "generate() a list of them"
+        )
+    return [_token_id(item, name) for item in items]
 
 
 def read_params(given: Any, options: Mapping[str, Any], count: int) -> list[SamplingParams]:
@@ -109,7 +152,9 @@ def read_params(given: Any, options: Mapping[str, Any], count: int) -> list[Samp
         )
     each = [_one(item, options) for item in given]
     if len(each) != count:
-        raise RequestError(f"there are {count} prompts but {len(each)} sampling parameters")
+        raise RequestError(
+            f"params holds {len(each)} for {counted(count, 'prompt')}; give one for all prompts, or one for each"
+        )
     return each
 
 
@@ -130,18 +175,36 @@ def _named(given: Mapping[Any, Any]) -> dict[str, Any]:
         if field in named:
             raise ConfigError(f"{field} is given twice, once as {name}; give it once")
         if field not in known:
-            raise ConfigError(_unknown(name, known))
+            raise ConfigError(_unknown(name, known, "sampling parameter", OTHERWISE))
         named[field] = value
     return named
 
 
-def _unknown(name: Any, known: Sequence[str]) -> str:
-    if name in OTHERWISE:
-        return f"there is no sampling parameter {name!r}: {OTHERWISE[name]}"
+def refuse_unknown(
+    unknown: Iterable[str], door: Callable[..., Any], otherwise: Mapping[str, str] = LOADED_OTHERWISE
+) -> None:
+    """Refuse arguments that are not among a function's own.
+
+    Args:
+        unknown: their names.
+        door: the function; its arguments' names are what may have been meant.
+        otherwise: what to write instead, by name.
+
+    Raises:
+        ConfigError: there is one, naming what to write instead.
+    """
+    known = [item.name for item in signature(door).parameters.values() if item.kind is item.KEYWORD_ONLY]
+    sampling = {item.name for item in fields(SamplingParams)} | SAME.keys() | OTHERWISE.keys()
+    beside = dict.fromkeys(sampling, "it goes to generate(), chat() or stream()")
+    for name in unknown:
+        raise ConfigError(_unknown(name, known, "argument", {**beside, **otherwise}))
+
+
+def _unknown(name: Any, known: Sequence[str], kind: str, otherwise: Mapping[str, str]) -> str:
+    if name in otherwise:
+        return f"there is no {kind} {name!r}: {otherwise[name]}"
     near = get_close_matches(str(name), known, 1)
-    return f"there is no sampling parameter {name!r}; " + (
-        f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
-    )
+    return f"there is no {kind} {name!r}; " + (f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}")
 
 
 def _from_mapping(given: Mapping[Any, Any], name: str = "the prompt") -> list[ReadPrompt]:

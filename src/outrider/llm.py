@@ -16,7 +16,7 @@ from outrider.drafters.base import DrafterConfig
 from outrider.engine import Engine
 from outrider.errors import ConfigError, RequestError
 from outrider.heads.checkpoint import HeadCheckpoint
-from outrider.inputs import Params, Prompt, read_load_options, read_params, read_prompt, read_prompts
+from outrider.inputs import Params, Prompt, read_load_options, read_params, read_prompt, read_prompts, refuse_unknown
 from outrider.messages import Messages, Tool, read_conversations, read_template
 from outrider.notebook import table_html
 from outrider.sampling.params import SamplingParams
@@ -55,6 +55,7 @@ class LLM:
         draft_quantization: the same for draft models; ``auto`` is ``w4``, which changes the acceptance rate alone.
         cache: how many keys and values are kept, as a :class:`CacheConfig` or a dict.
         scheduler: how much work goes into one pass, as a :class:`SchedulerConfig` or a dict.
+        unknown: refused, with what to write instead of other engines' arguments.
 
     Raises:
         ModelError: the model cannot be found, read or served.
@@ -76,7 +77,9 @@ class LLM:
         draft_quantization: str | None = "auto",
         cache: CacheConfig | Mapping[str, Any] | None = None,
         scheduler: SchedulerConfig | Mapping[str, Any] | None = None,
+        **unknown: object,
     ) -> None:
+        refuse_unknown(unknown, LLM)
         if not isinstance(model, (str, os.PathLike)):
             raise ConfigError(
                 f"model must be a folder, a hub id or a file, not {type(model).__name__}; a model in memory goes to "
@@ -111,6 +114,7 @@ class LLM:
         heads: Mapping[str, HeadCheckpoint] | None = None,
         cache: CacheConfig | Mapping[str, Any] | None = None,
         scheduler: SchedulerConfig | Mapping[str, Any] | None = None,
+        **unknown: object,
     ) -> LLM:
         """Serve models that are in memory already.
 
@@ -122,7 +126,9 @@ class LLM:
             heads: trained heads a drafter may ask for by name.
             cache: as for the class.
             scheduler: as for the class.
+            unknown: refused.
         """
+        refuse_unknown(unknown, cls.from_model, {})
         known = dict(draft_models or {})
 
         def load(path: str | Path) -> tuple[TargetModel, Tokenizer | None]:
@@ -302,6 +308,7 @@ class LLM:
             return {"closed": True}
         target, rule = self.engine.target, self.verifier
         facts = {"speculation": self.drafter_config.method, "verifier": rule_label(rule.name, lossless=rule.lossless)}
+        facts["backend"] = getattr(target, "backend", type(target).__name__)
         return facts | {"device": str(target.device), "context_length": target.context_length}
 
     def clear_prefix_cache(self) -> None:

@@ -126,6 +126,11 @@ class RowCosts:
         """The rounds since ``before`` was copied."""
         return self._merged(before, -1)
 
+    def __repr__(self) -> str:
+        """Rounds and their mean time by rows."""
+        means = ", ".join(f"{rows}: {self.mean(rows):.4g} s × {count}" for rows, count in sorted(self.rounds.items()))
+        return f"RowCosts({means})"
+
     def copy(self) -> RowCosts:
         """The same numbers, apart."""
         return RowCosts(dict(self.rounds), dict(self.seconds))
@@ -168,6 +173,12 @@ class PhaseSeconds:
     def tokens_per_second(self) -> float:
         """Decoding speed: tokens over seconds of the passes that only decode, all requests together."""
         return self.tokens / self.decode if self.decode else 0.0
+
+    def __repr__(self) -> str:
+        """Seconds by phase, and what they bought."""
+        named = ("prefill", "draft", "verify", "other")
+        phases = ", ".join(f"{name}={getattr(self, name):.4g}" for name in named)
+        return f"PhaseSeconds({phases}, rounds={self.rounds}, tokens={self.tokens})"
 
     @property
     def decode(self) -> float:
@@ -214,6 +225,11 @@ class Prediction:
     speedup: float | None
     """Seconds plain decoding would have taken, a one-row round for each token, over the seconds these rounds took with
     all their drafts and rows; None where ``one_row`` is."""
+
+    def __repr__(self) -> str:
+        """The same, with as many digits as a person reads."""
+        told = ", ".join(f"{name}={value if value is None else f'{value:.4g}'}" for name, value in vars(self).items())
+        return f"Prediction({told})"
 
     @classmethod
     def of(cls, stats: SpeculationStats, seconds: PhaseSeconds, plain: RowCosts | None = None) -> Prediction | None:

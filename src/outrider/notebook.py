@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Final
 
+from outrider.errors import counted
+
 if TYPE_CHECKING:
     from outrider.completion import Choice, Completion
+    from outrider.metrics import SpeculationStats
 
 _ACCEPTED: Final = "background: rgba(46, 160, 67, 0.25)"
 """Readable on light and on dark pages."""
@@ -19,19 +22,44 @@ def completion_html(completion: Completion) -> str:
     Args:
         completion: its choices' tokens tell where drafts were accepted.
     """
-    texts = "".join(f'<div style="white-space: pre-wrap">{_text(choice)}</div>' for choice in completion.choices)
-    return f'<div>{texts}<div style="opacity: 0.7"><small>{escape(figures(completion))}</small></div></div>'
+    return _page(completion.choices, figures(completion))
+
+
+def choice_html(choice: Choice) -> str:
+    """A choice's text, accepted drafts in another shade, and one line of figures.
+
+    Args:
+        choice: its tokens tell where drafts were accepted.
+    """
+    return _page([choice], " · ".join(_counts([choice], choice.speculation)))
 
 
 def figures(completion: Completion) -> str:
-    """Tokens, ending, speed and acceptance on one line."""
-    stats, tokens = completion.speculation, sum(len(choice.token_ids) for choice in completion.choices)
-    endings = dict.fromkeys(choice.finish_reason.value for choice in completion.choices)
-    parts = [f"{tokens} tokens", ", ".join(endings), f"{completion.seconds.tokens_per_second:.1f} tokens/s"]
-    if sum(stats.tested):
-        accepted = sum(sum(choice.from_draft) for choice in completion.choices)
-        parts += [f"{accepted} accepted drafts, marked", f"α {stats.acceptance_rate:.2f}"]
-    return " · ".join([*parts, f"τ {stats.mean_accepted_length:.2f}"])
+    """On one line whether it got faster, where that is known, how fast it is, and what was written."""
+    made = completion.prediction
+    faster = [] if made is None or made.speedup is None else [f"{made.speedup:.2f} × plain (predicted)"]
+    speed = f"{completion.seconds.tokens_per_second:.1f} tokens/s"
+    return " · ".join([*faster, speed, *_counts(completion.choices, completion.speculation)])
+
+
+def _counts(choices: Sequence[Choice], stats: SpeculationStats) -> list[str]:
+    """Tokens of a round, tokens in all, endings, and accepted drafts."""
+    tokens = sum(len(choice.token_ids) for choice in choices)
+    endings = dict.fromkeys(choice.finish_reason.value for choice in choices)
+    parts = [counted(tokens, "token"), ", ".join(endings)]
+    if not sum(stats.tested):
+        return parts
+    accepted = sum(sum(choice.from_draft) for choice in choices)
+    return [
+        f"{stats.mean_accepted_length:.2f} tokens a round",
+        *parts,
+        f"{counted(accepted, 'accepted draft')}, marked",
+    ]
+
+
+def _page(choices: Sequence[Choice], footer: str) -> str:
+    texts = "".join(f'<div style="white-space: pre-wrap">{_text(choice)}</div>' for choice in choices)
+    return f'<div>{texts}<div style="opacity: 0.7"><small>{escape(footer)}</small></div></div>'
 
 
 def table_html(title: str, rows: Iterable[tuple[str, str]]) -> str:

@@ -28,6 +28,11 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
     """The most probable (token id, logprob), best first; the chosen token need not be among them."""
 
+    def __repr__(self) -> str:
+        """The same, with as many digits as a person reads."""
+        top = "".join(f"({token}, {value:.4g}), " for token, value in self.top)
+        return f"TokenLogprob(token_id={self.token_id}, logprob={self.logprob:.4g}, top=({top.rstrip()}))"
+
 
 @dataclass(eq=False)
 class Request:

@@ -275,6 +275,11 @@ class Stream(Iterator[Chunk]):
         """Cancel what has not ended; the iterator is over then, in whichever thread it is read."""
         self._shared.drop(self._call)
 
+    def __repr__(self) -> str:
+        """How many outputs are open, and how many chunks wait to be read."""
+        call = self._call
+        return "Stream(closed)" if call.dropped else f"Stream(open={call.open}, unread={len(call.items)})"
+
     def __enter__(self) -> Stream:
         return self
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_folder import make_folder
 
+from outrider import LLM
 from outrider.errors import ConfigError, ModelError
 from outrider.kernels.native import cpu, missing
 from outrider.kv.pool import KVPool
@@ -136,11 +137,53 @@ def test_both_reasons_are_given_where_a_choice_rules_out_the_next(
     assert "\n" not in str(caught.value)
 
 
-def test_the_users_own_choice_is_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_argument_that_gives_up_native_is_told_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, dtype: str
+) -> None:
     folder = changed(tmp_path, as_they_are)
+    with caplog.at_level(logging.INFO, "outrider"):
+        load_model(folder, LoadOptions(dtype=dtype))
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage() == (
+        f"{folder} runs on the hf backend: native cannot serve it: it keeps the weights' own precision, and dtype "
+        f"{dtype} was asked for; leave dtype out to use it"
+    )
+    caplog.clear()
+    load_model(folder, LoadOptions(dtype=dtype, backend="hf"))
+    assert caplog.records == []
+
+
+def test_an_argument_that_gives_up_nothing_is_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = changed(tmp_path, as_they_are, hidden_act="relu")
     with caplog.at_level(logging.INFO, "outrider"):
         load_model(folder, LoadOptions(dtype="float32"))
     assert [record.levelno for record in caplog.records] == [logging.INFO]
+
+
+@pytest.mark.parametrize(("device", "level"), [("auto", logging.INFO), ("cuda", logging.WARNING)])
+def test_a_device_that_was_asked_for_is_told_and_one_that_is_there_is_not(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    level: int,
+) -> None:
+    """A device without memory stands for the GPU."""
+    monkeypatch.setattr("outrider.target.backends.resolve_device", lambda name: torch.device("meta"))
+    folder = changed(tmp_path, as_they_are)
+    with caplog.at_level(logging.INFO, "outrider"):
+        load_model(folder, LoadOptions(device=device))
+    assert [record.levelno for record in caplog.records] == [level]
+
+
+def test_a_model_says_which_backend_runs_it(tmp_path: Path) -> None:
+    folder = changed(tmp_path, as_they_are)
+    for options, backend in (({}, "native"), ({"dtype": torch.bfloat16}, "hf")):
+        llm = LLM(folder, **options)  # type: ignore[arg-type]
+        assert f"backend='{backend}'" in repr(llm)
+        assert f"<td>backend</td><td>{backend}</td>" in llm._repr_html_()
 
 
 @pytest.mark.parametrize("backend", ["native", "hf"])

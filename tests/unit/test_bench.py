@@ -366,7 +366,7 @@ class TestBench:
             ("--limit 0", "limit"),
             ("--select import", "--select"),
             ("--json nowhere/out.json", "nowhere"),
-            ("--algorithms draft_model --limit 2", "--speculative-draft-model-path"),
+            ("--algorithms draft_model --limit 2", "draft_model needs a model or head; name it with --draft-model"),
             ("--select i==6", "context"),
             ("--algorithms ngram --speculative-num-steps 2", "--num-steps is an option of none of"),
         ],

@@ -72,7 +72,7 @@ def test_several_conversations_are_answered_side_by_side(llm: LLM) -> None:
         assert [one.prompt_token_ids for one in done] == [one.prompt_token_ids for one in alone]
     one = llm.chat([HI], [{"max_tokens": 2}], ignore_eos=True)
     assert [len(done.token_ids) for done in one] == [2]
-    with pytest.raises(RequestError, match="1 prompts but 2 sampling"):
+    with pytest.raises(RequestError, match="params holds 2 for 1 prompt; give one for all"):
         llm.chat([HI], [GREEDY, GREEDY])
 
 

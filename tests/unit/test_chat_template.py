@@ -227,14 +227,14 @@ FAULTS: dict[str, tuple[Any, list[Any], dict[str, Any], type[OutriderError], str
     ),
     "an image": (
         "x", [USER[0], {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], {},
-        RequestError, "reads text alone, and message 2 has a part of the type 'image_url'",
+        RequestError, r"^messages\[1\] has a part of the type 'image_url', and \S+ reads text alone$",
     ),
     "a sound": (
         "x", [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_audio"}]}], {},
-        RequestError, "message 1 has a part of the type 'input_audio'",
+        RequestError, r"^messages\[0\] has a part of the type 'input_audio'",
     ),
     "no text": ("x", [{"role": "user", "content": [{"type": "text"}]}], {}, RequestError, "a part of no text"),
-    "no part": ("x", [{"role": "user", "content": [3]}], {}, RequestError, "message 1 has a part of no text"),
+    "no part": ("x", [{"role": "user", "content": [3]}], {}, RequestError, r"^messages\[0\] has a part of no text"),
 }  # fmt: skip
 
 
@@ -245,7 +245,7 @@ def test_a_failure_is_said_in_one_sentence(
     with pytest.raises(kind, match=reason) as caught:
         with_template(template).apply_chat_template(messages, **options)
     assert type(caught.value) is kind
-    assert str(caught.value).startswith("chatty: ")
+    assert "chatty" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

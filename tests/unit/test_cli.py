@@ -237,7 +237,11 @@ BAD: dict[str, tuple[list[str], str]] = {
         asked("FOLDER --speculative-algorithm suffix --speculative-num-draft-tokens -1"),
         "num_draft_tokens",
     ),
-    "no draft model": (asked("FOLDER --speculative-algorithm draft_model"), "--draft-model"),
+    "no draft model": (
+        asked("FOLDER --speculative-algorithm draft_model"),
+        "needs a model or head; name it with --draft-model",
+    ),
+    "no head": (asked("FOLDER --algorithm eagle3"), "eagle3 needs a model or head; name it with --draft-model"),
     "two draft models": (
         asked(
             "FOLDER --speculative-algorithm draft-model "

@@ -6,7 +6,7 @@ import copy
 import html
 import pickle
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from byte_text import SIZE, byte_tokenizer
@@ -15,7 +15,9 @@ from tiny import tiny_model
 from outrider import LLM, Choice, Completion, SamplingParams, Speculation
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.ngram import Ngram
+from outrider.metrics import PhaseSeconds, RowCosts, SpeculationStats
 from outrider.notebook import figures
+from outrider.request import TokenLogprob
 
 SHADED = re.compile(r"<span style=[^>]*>(.*?)</span>", re.S)
 
@@ -61,11 +63,11 @@ def test_speculation_shows_what_differs(plan: Speculation, shown: str) -> None:
 
 def test_a_model_is_told_in_one_line() -> None:
     llm = drafting("ngram")
-    told = "LLM('bytes', speculation='ngram', verifier='coupled', device='cpu', context_length=512)"
+    told = "LLM('bytes', speculation='ngram', verifier='coupled', backend='hf', device='cpu', context_length=512)"
     assert repr(llm) == told
     assert repr(llm.speculating(None)) == told.replace("ngram", "none")
     shown = llm._repr_html_()
-    assert all(f"<td>{text}</td>" in shown for text in ("speculation", "ngram", "512"))
+    assert all(f"<td>{text}</td>" in shown for text in ("speculation", "ngram", "512", "backend", "hf"))
     llm.close()
     assert "closed" in llm._repr_html_()
 
@@ -105,9 +107,61 @@ def test_a_notebook_shows_accepted_drafts_in_another_shade(done: Completion) -> 
     accepted = ["".join(text for text, drafted in choice.pieces() if drafted) for choice in done.choices]
     assert "".join(map(html.unescape, SHADED.findall(shown))) == "".join(accepted)
     assert html.escape(figures(done)) in shown
-    assert figures(done).startswith("48 tokens · length · ")
-    assert "accepted drafts" in figures(done)
+    assert re.fullmatch(
+        r"[\d.]+ tokens/s · [\d.]+ tokens a round · 48 tokens · length · \d+ accepted .*", figures(done)
+    )
     assert "accepted drafts" not in figures(drafting("none").generate("the hat", max_tokens=5)[0])
+
+
+def test_a_notebook_says_first_whether_it_got_faster() -> None:
+    """Where plain rounds among them tell it: as the prediction does, and in words."""
+    wish = {"max_tokens": 200, "ignore_eos": True}
+    done = drafting("ngram").generate("the hat", **wish)[0]
+    rounds = {1: 10, 3: 10}
+    timed = PhaseSeconds(
+        draft=0.1, verify=0.3, other=0.1, rounds=20, tokens=40, by_rows=RowCosts(rounds, {1: 0.2, 3: 0.2})
+    )
+    stats = SpeculationStats(rounds=20, emitted=40, drafted=[20], tested=[20], accepted=[20], levels=20)
+    choice = replace(done.choices[0], speculation=stats)
+    faster = replace(done, choices=(choice,), seconds=timed)
+    assert faster.prediction is not None
+    assert figures(faster).startswith(
+        f"{faster.prediction.speedup:.2f} × plain (predicted) · 80.0 tokens/s · 2.00 tokens"
+    )
+    assert not re.search("[α-ω]", figures(faster) + faster._repr_html_())
+
+
+def test_a_notebook_shows_a_choice(done: Completion) -> None:
+    choice = done.choices[1]
+    shown = choice._repr_html_()
+    accepted = "".join(text for text, drafted in choice.pieces() if drafted)
+    assert "".join(map(html.unescape, SHADED.findall(shown))) == accepted
+    assert " tokens a round · 24 tokens · length · " in shown
+    assert "<small>1 token · length</small>" in drafting("none").generate("x", max_tokens=1)[0].choices[0]._repr_html_()
+
+
+def test_everything_public_is_shown_for_a_person() -> None:
+    """No addresses, no digits nobody reads, and one line."""
+    llm = drafting()
+    stream = llm.stream("the hat", max_tokens=24, ignore_eos=True, n=2, temperature=1.0, seed=1)
+    assert repr(stream) == "Stream(open=2, unread=0)"
+    *_, last = stream
+    assert repr(stream) == "Stream(open=0, unread=0)"
+    stream.close()
+    assert repr(stream) == "Stream(closed)"
+    done = llm.generate("the hat", max_tokens=24, ignore_eos=True, logprobs=2, prompt_logprobs=0)[0]
+    choice = done.choices[0]
+    assert choice.logprobs is not None
+    assert done.prompt_logprobs is not None
+    shown = [llm, stream, last, done, choice, done.seconds, done.seconds.by_rows, done.prediction, choice.speculation]
+    shown += [*choice.logprobs, *done.prompt_logprobs, llm.tokenizer, llm.drafter_config]
+    for item in shown:
+        assert not re.search(r"0x[0-9a-f]{4}|\d\.\d{9}|\n", repr(item)), repr(item)
+    assert repr(llm.tokenizer) == f"Tokenizer('bytes', vocab_size={llm.tokenizer.vocab_size})"  # type: ignore[union-attr]
+    assert repr(TokenLogprob(5, -1 / 3)) == "TokenLogprob(token_id=5, logprob=-0.3333, top=())"
+    likely = TokenLogprob(5, -1 / 3, ((5, -1 / 3), (7, -2.0)))
+    assert eval(repr(likely)) == TokenLogprob(5, -0.3333, ((5, -0.3333), (7, -2.0)))
+    assert eval(repr(TokenLogprob(5, -2.0, ((5, -2.0),)))) == TokenLogprob(5, -2.0, ((5, -2.0),))
 
 
 def test_text_cannot_become_markup() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.ngram import Ngram
 from outrider.errors import ConfigError, OutriderError
 from outrider.heads.checkpoint import write_head
-from outrider.inputs import OTHERWISE, SAME, read_params, read_prompts
+from outrider.inputs import LOADED_OTHERWISE, OTHERWISE, SAME, read_params, read_prompts
 
 IDS = byte_tokenizer().encode("the hat")
 GREEDY = SamplingParams(max_tokens=6)
@@ -127,7 +129,7 @@ NO_PROMPT: dict[str, tuple[Any, str]] = {
     "message": ([{"role": "user", "content": "a"}], r"prompts.0. .*conversations go to chat\(\)"),
     "several in one": ([{"prompt": ["a", "b"]}], "prompts.0. holds 2 prompts"),
     "mask": ({"input_ids": [5, 6], "attention_mask": [1]}, "attention_mask of another shape"),
-    "cube": (np.zeros((1, 1, 1), dtype=int), r"prompts.0. holds \[0\], which is no token id"),
+    "cube": (np.zeros((1, 1, 1), dtype=int), "prompts.0. must be one text or its token ids, not a list of prompts"),
     "model": (object(), "text or token ids, not <object"),
 }
 
@@ -143,8 +145,10 @@ def test_what_is_no_prompt_is_named(name: str, llm: LLM) -> None:
 
 
 def test_a_stream_takes_one_prompt(llm: LLM) -> None:
-    with pytest.raises(RequestError, match="no token id"):
-        llm.stream(["a", "b"])
+    for several in (["a", "b"], ("a",), [[5, 6], [7]], [{"prompt": "a"}], np.array(["a", "b"]), torch.ones(2, 2)):
+        for door in (llm.stream, llm.encode):
+            with pytest.raises(RequestError, match=r"not a list of prompts; stream\(\) takes one prompt"):
+                door(several)  # type: ignore[operator]
 
 
 # --------------------------------------------------------------------------------------- sampling parameters
@@ -176,7 +180,7 @@ def test_parameters_in_every_shape(llm: LLM) -> None:
 def test_each_prompt_may_have_its_own(llm: LLM) -> None:
     done = llm.generate(["the hat"] * 3, [{"max_tokens": 1}, SamplingParams(max_tokens=2), None], ignore_eos=True)
     assert [len(each.token_ids) for each in done] == [1, 2, 256]
-    with pytest.raises(RequestError, match="2 prompts but 1 sampling"):
+    with pytest.raises(RequestError, match="params holds 1 for 2 prompts; give one for all"):
         llm.generate(["a", "b"], [GREEDY])
 
 
@@ -247,6 +251,8 @@ def test_none_is_the_default_of_every_parameter_that_has_no_none_of_its_own(name
 
 def test_a_top_k_of_minus_one_keeps_all() -> None:
     assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+    with pytest.raises(ConfigError, match="top_k must be at least -1, not -2"):
+        SamplingParams(top_k=-2)
 
 
 def test_ids_in_every_kind_of_sequence() -> None:
@@ -296,6 +302,31 @@ def test_processors_that_return_no_numbers_are_blamed_for_it(wrong: float, llm: 
     for temperature in (0.0, 1.0):
         done = llm.generate("the hat", processors=odd, temperature=temperature)[0]
         assert "the logits processors returned NaN or infinity" in (done.choices[0].error or "")
+
+
+def test_processors_that_ban_every_token_are_among_what_to_loosen(llm: LLM) -> None:
+    done = llm.generate("the hat", processors=lambda history, logits: torch.full_like(logits, -torch.inf))[0]
+    assert done.choices[0].error is not None
+    fields_named = ("allowed_token_ids", "bad_words", "logit_bias", "processors")
+    assert all(field in done.choices[0].error for field in fields_named)
+
+
+@pytest.mark.parametrize("extra", [{}, {"prompt_logprobs": 1}, {"temperature": 1.0, "seed": 1, "n": 2}])
+def test_where_no_token_is_to_come_nobody_is_asked_about_one(extra: dict[str, Any], llm: LLM) -> None:
+    asked: list[Any] = []
+
+    def refuse(history: Any, logits: torch.Tensor) -> torch.Tensor:
+        asked.append(history)
+        raise ValueError("this history is not mine")
+
+    (done,) = llm.generate("the hat", max_tokens=0, processors=refuse, **extra)
+    assert asked == []
+    assert [(choice.finish_reason, choice.error) for choice in done.choices] == [("length", None)] * len(done.choices)
+    assert (done.text, done.token_ids) == ("", ())
+    plain = llm.generate("the hat", max_tokens=0, **extra)[0]
+    assert done.prompt_logprobs == plain.prompt_logprobs
+    assert llm.generate("the hat", max_tokens=1, processors=refuse, **extra)[0].finish_reason == "error"
+    assert asked
 
 
 # -------------------------------------------------------------------------------------------------- bad words
@@ -482,6 +513,53 @@ def test_what_makes_no_model_is_named(options: dict[str, Any], message: str, fol
     with pytest.raises(OutriderError, match=message) as refused:
         LLM(folder, **options)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("max_model_len", "there is no argument 'max_model_len': write context_length"),
+        ("n_ctx", "write context_length"),
+        ("torch_dtype", "write dtype"),
+        ("speculative_config", "speculation takes such a dict"),
+        ("tensor_parallel_size", "a model runs on one device"),
+        ("n_gpu_layers", 'device="cuda" puts the whole model on a GPU'),
+        ("temperature", r"it goes to generate\(\), chat\(\) or stream\(\)"),
+        ("max_new_tokens", r"it goes to generate\(\)"),
+        ("specualtion", "there is no argument 'specualtion'; did you mean speculation"),
+        ("zzz", "there is no argument 'zzz'; there are: speculation, "),
+        *[(name, f"^there is no argument '{name}': ") for name in LOADED_OTHERWISE],
+    ],
+)
+def test_what_others_call_an_argument_is_told(name: str, message: str, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        LLM(folder, **{name: 1})  # type: ignore[arg-type]
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("draft_model", "there is no argument 'draft_model'; did you mean draft_models"),
+        ("context_length", "there is no argument 'context_length'; there are: speculation, draft_models, heads"),
+        ("max_model_len", "there is no argument 'max_model_len'; "),
+        ("top_p", r"it goes to generate\(\)"),
+    ],
+)
+def test_a_model_in_memory_takes_no_other_arguments(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM.from_model(tiny_model(), **{name: 1})  # type: ignore[arg-type]
+
+
+def test_what_is_told_of_others_arguments_names_our_own() -> None:
+    """The table speaks of arguments that exist, and of none that would be taken."""
+    ours = {item.name for item in signature(LLM).parameters.values() if item.kind is item.KEYWORD_ONLY}
+    assert not ours & LOADED_OTHERWISE.keys()
+    written = {name for text in LOADED_OTHERWISE.values() for name in re.findall(r"\w+(?==)|(?<=write )\w+$", text)}
+    assert written <= ours
+    for text in LOADED_OTHERWISE.values():
+        for whole, part in re.findall(r'(cache|scheduler)=\{"(\w+)"', text):
+            assert part in {item.name for item in fields({"cache": CacheConfig, "scheduler": SchedulerConfig}[whole])}
 
 
 @pytest.mark.parametrize("model", [None, 3, torch.nn.Linear(1, 1), ["a"]])

@@ -13,7 +13,7 @@ from outrider.cli import help as groups
 from outrider.cli import output
 from outrider.cli.method_options import Option, all_options, options_of, spellings, with_method_options
 from outrider.config import AUTOMATIC, CacheConfig, Speculation
-from outrider.drafters.base import MODELS_FLAG, DrafterConfig, automatic_config, changed, make_config
+from outrider.drafters.base import MODELS_FLAG, DrafterConfig, automatic_config, changed, make_config, named_models
 from outrider.errors import ConfigError
 from outrider.kernels.native import set_threads, use_kernels
 from outrider.target.loading import heads_beside
@@ -186,11 +186,13 @@ class MethodFlags:
 
         Args:
             algorithm: a method's name or ``auto``; case, dashes and underscores do not matter.
-            model: the target, beside which ``auto`` looks for a head where no draft model is named; None looks nowhere.
+            model: the target, beside which ``auto`` looks for a head where no draft model is named; None looks nowhere,
+                and lets a method that needs a draft model wait for one.
             ignore_foreign: leave out options the method does not have, as a run of several methods must.
 
         Raises:
-            ConfigError: an unknown name, an option the method does not have, or a value out of bounds.
+            ConfigError: an unknown name, an option the method does not have, a value out of bounds, or no draft model
+                where one is needed.
         """
         given = self.given()
         config = chosen_config(algorithm, self.draft_models, lambda: heads_beside(model) if model else ())
@@ -201,6 +203,8 @@ class MethodFlags:
             raise ConfigError(f"{spellings(foreign[0])[0]} is not an option of {config.method}; it has: {has}")
         values = {known[flag].field: known[flag].value(value) for flag, value in given.items() if flag in known}
         config, rule = changed(config, values), make_verifier(self.verifier)
+        if model is not None and MODELS_FLAG in known and not named_models(config):
+            raise ConfigError(f"{config.method} needs a model or head; name it with {known[MODELS_FLAG].shown}")
         check_exact(rule, config.method, config.needs)
         return Plan(config, rule)
 

@@ -143,7 +143,7 @@ def built_head(bench: Workbench, options: ChainOptions | TreeOptions) -> Any:
         ModelError: it cannot be read.
     """
     if not options.head:
-        raise ConfigError(f"{options.method} needs a trained head; name its folder as head, or with --draft-model")
+        raise ConfigError(f"{options.method} needs a trained head; name its folder as head")
     return bench.head(options.head).build()
 
 

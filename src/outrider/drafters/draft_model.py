@@ -72,7 +72,7 @@ class DraftModel:
     def build(self, bench: Workbench) -> DraftModelDrafter:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
         if not self.model:
-            raise ConfigError("draft_model needs a draft model; name one as draft_model, or with --draft-model")
+            raise ConfigError("draft_model needs a draft model; name one as draft_model")
         return DraftModelDrafter(self, *load_drafter(bench, self.model), bench.vocabulary)
 
     @classmethod

@@ -64,7 +64,7 @@ class SpecInfer:
     def build(self, bench: Workbench) -> SpecInferDrafter:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
         if not self.models:
-            raise ConfigError("specinfer needs draft models; name them as draft_model, or each with --draft-model")
+            raise ConfigError("specinfer needs draft models; name them as draft_model")
         return SpecInferDrafter(
             self,
             [

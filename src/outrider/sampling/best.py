@@ -130,7 +130,9 @@ def check(rows: torch.Tensor) -> None:
     if bool(torch.isfinite(best).all()):
         return
     if bool((best == -torch.inf).any()):
-        raise RequestError("no token is left to choose from; loosen allowed_token_ids, bad_words or logit_bias")
+        raise RequestError(
+            "no token is left to choose from; loosen allowed_token_ids, bad_words, logit_bias or processors"
+        )
     raise NumericsError("the target's logits hold NaN or infinity; the request was ended")
 
 

@@ -120,7 +120,7 @@ _STRONGEST: Final = 1e28
 """A bias past this may leave float32, once a penalty and a temperature have made it larger."""
 _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0.0, 100.0),
-    ("top_k", 0, _INFINITY),
+    ("top_k", -1, _INFINITY),
     ("top_p", 1e-9, 1.0),
     ("min_p", 0.0, 1.0),
     ("repetition_penalty", 1e-3, 1e3),

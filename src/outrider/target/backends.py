@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from outrider.errors import ConfigError, ModelError
+from outrider.errors import ConfigError, ModelError, counted
 from outrider.kernels.native import warn_of_slow_kernels
 from outrider.target.base import TargetModel
 from outrider.target.hf import ATTENTION, HFModel
@@ -42,7 +42,7 @@ def resolve_device(name: str) -> torch.device:
         raise ConfigError(f"models cannot run on device {name!r}; use auto, cpu or cuda")
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= there:
-        raise ConfigError(f"device {name} was asked for, but torch finds {there} GPUs here; use device cpu")
+        raise ConfigError(f"device {name} was asked for, but torch finds {counted(there, 'GPU')} here; use device cpu")
     return device
 
 
@@ -121,8 +121,17 @@ def _native_ruled_out(options: LoadOptions) -> str | None:
     if device.type != "cpu":
         return f"it runs on the CPU, not on {device}"
     if options.dtype != _AUTO:
-        return f"it keeps the weights' own precision, and {options.dtype} was asked for"
+        return (
+            f"it keeps the weights' own precision, and dtype {options.dtype} was asked for; leave dtype out to use it"
+        )
     return None
+
+
+def _gives_up_native(options: LoadOptions, served: TargetModel) -> bool:
+    """Whether an argument alone, and neither the machine nor the model, ruled the native backend out."""
+    on_cpu = resolve_device(options.device).type == "cpu"
+    argument = options.dtype if on_cpu else options.device
+    return argument != _AUTO and isinstance(served, HFModel) and reason_against(served.module.config) is None
 
 
 class UnsuitableError(ModelError):
@@ -173,7 +182,8 @@ def _first_that_serves(model: str | Path, options: LoadOptions, name: str, other
         served = _first_that_serves(model, options, others[0], others[1:])
     except ConfigError as error:
         raise ConfigError(f"{error} ({name} cannot serve {model}: {reason})") from error
-    # A backend that the user's own choice ruled out is no surprise; one that the model ruled out may be.
-    level = logging.INFO if _native_ruled_out(options) else logging.WARNING
+    # A backend that the machine's GPU ruled out is no surprise; one that the model or an argument ruled out may be.
+    surprising = not _native_ruled_out(options) or _gives_up_native(options, served[0])
+    level = logging.WARNING if surprising else logging.INFO
     _log.log(level, "%s runs on the %s backend: %s cannot serve it: %s", model, others[0], name, reason)
     return served

@@ -99,9 +99,9 @@ class ChatTemplate:
         """The same messages with every part of a content a text part."""
         if isinstance(messages, (str, Mapping)) or any(isinstance(message, (str, list)) for message in messages):
             raise RequestError(f"{self.owner}: a conversation is one list of messages, each with a role and a content")
-        return [self._with_text_parts(number, message) for number, message in enumerate(messages, start=1)]
+        return [self._with_text_parts(place, message) for place, message in enumerate(messages)]
 
-    def _with_text_parts(self, number: int, message: Any) -> Any:
+    def _with_text_parts(self, place: int, message: Any) -> Any:
         if not _has_parts(message):
             return message
         parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in message["content"]]
@@ -109,7 +109,7 @@ class ChatTemplate:
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
                 what = f"the type {kind!r}" if isinstance(kind, str) and kind not in _TEXT_PARTS else "no text"
-                raise RequestError(f"{self.owner}: reads text alone, and message {number} has a part of {what}")
+                raise RequestError(f"messages[{place}] has a part of {what}, and {self.owner} reads text alone")
         return {**message, "content": [{**part, "type": "text"} for part in parts]}
 
 

@@ -54,6 +54,8 @@ class HFModel:
             classes and differs from its own eager attention.
     """
 
+    backend = "hf"
+    """Told where a model is shown."""
     row_invariant = False  # torch's matrix products choose their blocking by the number of rows
 
     def __init__(

@@ -61,6 +61,8 @@ class NativeModel:
         ModelError: the configuration or a weight cannot be served.
     """
 
+    backend = "native"
+    """Told where a model is shown."""
     row_invariant = True
     own_threads = True
     """It computes on the kernels' threads; torch's should stay out of their way."""

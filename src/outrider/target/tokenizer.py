@@ -73,6 +73,10 @@ class Tokenizer:
         self._byte_level = _decoder_names(backend) == {"ByteLevel"}
         self._byte_fallback = "ByteFallback" in _decoder_names(backend)
 
+    def __repr__(self) -> str:
+        """Whose it is, and how many tokens it knows."""
+        return f"Tokenizer({self.name!r}, vocab_size={self.vocab_size})"
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Turn text into ids; special tokens written in the text become their ids.
 
