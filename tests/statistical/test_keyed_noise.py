@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.drafters.base import _DRAWERS, DraftContext, DraftSequence, Proposal
+from outrider.drafters._proposals import DRAWERS
+from outrider.drafters.base import DraftContext, DraftSequence, Proposal
 from outrider.law import Law
 from outrider.sampling import RequestSampler, SamplingParams
 from outrider.sampling.noise import Purpose, counter_word, gumbel_from_words, philox_blocks
@@ -320,7 +321,7 @@ def text_of(decoding: Decoding, seed: int) -> list[int]:
         sequence = SimpleNamespace(sampler=SimpleNamespace(seed=seed, choice=0), round_number=round_number)
 
         def real(drawn: Draw, sequence: SimpleNamespace = sequence) -> Draw:
-            drawer = _DRAWERS[REAL[drawn]]
+            drawer = DRAWERS[REAL[drawn]]
             return lambda choices, q, node, width: drawer(sequence, q, node, width, 0)  # type: ignore[arg-type]
 
         tree = grow(Choices(()), draft, [(real(drawn), wanted) for drawn, wanted in decoding.shape[:length]])
