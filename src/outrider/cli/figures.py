@@ -62,7 +62,7 @@ def plain_costs(llm: LLM, prompt: Sequence[int], choice: Choice, params: Samplin
 def wants_plain_rounds(stats: SpeculationStats, seconds: PhaseSeconds) -> bool:
     """Whether a few plain rounds would tell the speedup of a run that does not tell it itself."""
     made = Prediction.of(stats, seconds)
-    return made is not None and made.speedup is None and decoded_alone(stats, seconds)
+    return made is not None and made.one_row is None and decoded_alone(stats, seconds)
 
 
 def lines(
@@ -83,10 +83,12 @@ def lines(
 
 def _speedup(made: Prediction | None, costs: RowCosts) -> str:
     if made is None:
-        return "nothing was drafted"
-    if made.speedup is None or made.one_row is None:
+        return "speedup unknown (nothing was drafted)"
+    if made.one_row is None:
         return "speedup unknown (too few rounds carried one row)"
-    rounds = costs.rounds[1]
+    if made.speedup is None:
+        return "speedup unknown (the machine is busy)"
+    rounds = len(costs.latest)
     return f"{made.speedup:.2f} × plain (predicted from {rounds} one-row rounds of {1e3 * made.one_row:.1f} ms)"
 
 
