@@ -25,6 +25,11 @@ class TrainingError(OutriderError):
     """A training cannot begin or go on; the message says what to do, and nothing trained so far is lost."""
 
 
+def cause(error: BaseException) -> str:
+    """Why something failed, for a sentence that names the file already."""
+    return str(getattr(error, "strerror", None) or error)
+
+
 def one_line(error: BaseException) -> str:
     """Shorten a library's message to one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -106,12 +106,19 @@ def _quantities(stats: SpeculationStats, seconds: PhaseSeconds, made: Prediction
     return told
 
 
-def cut_notice(choice: Choice, params: SamplingParams, context: int) -> str | None:
-    """One line where a text was cut off, and what lets it go on; None where it ended by itself."""
+def cut_notice(choice: Choice, params: SamplingParams, context: int, option: str) -> str | None:
+    """One line where a text was cut off, and what lets it go on; None where it ended by itself.
+
+    Args:
+        choice: the text.
+        params: what it was asked with.
+        context: most tokens that the model takes in all.
+        option: how the user gives the most tokens of a text.
+    """
     if choice.finish_reason.value != "length":
         return None
     if params.max_tokens is not None and len(choice.token_ids) >= params.max_tokens:
-        return f"cut at {len(choice.token_ids)} tokens; --max-tokens raises it"
+        return f"cut at {len(choice.token_ids)} tokens; {option} raises it"
     return f"cut after {len(choice.token_ids)} tokens, at the end of the context of {context}"
 
 

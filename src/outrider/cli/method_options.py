@@ -29,6 +29,8 @@ SHARED: Final = {
     "speculative-min-survival": ("P", "Least chance of acceptance worth drafting on."),
 }
 """Flags that several methods have: value and meaning in the help, where those of one method alone have no place."""
+_ON_THE_SCREEN: Final = frozenset(SHORT)
+"""Flags that ``--help`` shows; ``outrider info --methods`` lists them all."""
 
 
 def spellings(flag: str) -> tuple[str, ...]:
@@ -129,7 +131,12 @@ def with_method_options(base: type[T]) -> type[T]:
         kind = next((list[str] for option in options if option.several), options[0].kind)
         metavar, text = SHARED.get(flag, (None, _help(options)))
         parameter = Parameter(
-            name=spellings(flag), help=text, metavar=metavar, negative="", show=flag in SHARED, group=SPECULATION
+            name=spellings(flag),
+            help=text,
+            metavar=metavar,
+            negative="",
+            show=flag in _ON_THE_SCREEN,
+            group=SPECULATION,
         )
         name = flag.replace("-", "_")
         fields[name] = (name, Annotated[kind | None, parameter], dataclasses.field(default=None))

@@ -12,8 +12,16 @@ from cyclopts import Parameter
 from outrider.cli import help as groups
 from outrider.cli import output
 from outrider.cli.method_options import Option, all_options, options_of, spellings, with_method_options
-from outrider.config import AUTOMATIC, CacheConfig, Speculation
-from outrider.drafters.base import MODELS_FLAG, DrafterConfig, automatic_config, changed, make_config
+from outrider.config import CacheConfig, Speculation
+from outrider.drafters.base import (
+    AUTOMATIC,
+    AUTOMATICALLY,
+    MODELS_FLAG,
+    DrafterConfig,
+    automatic_config,
+    changed,
+    make_config,
+)
 from outrider.errors import ConfigError
 from outrider.kernels.native import set_threads, use_kernels
 from outrider.target.loading import heads_beside
@@ -111,7 +119,7 @@ class ModelFlags:
         )
 
 
-@Parameter(name="*", group=groups.CACHE)
+@Parameter(name="*", group=groups.MODEL)
 @dataclass(frozen=True, kw_only=True)
 class CacheFlags:
     """What is kept between requests."""
@@ -198,7 +206,8 @@ class MethodFlags:
         foreign = [flag for flag in given if flag not in known]
         if foreign and not ignore_foreign:
             has = ", ".join(option.shown for option in known.values()) or "none"
-            raise ConfigError(f"{spellings(foreign[0])[0]} is not an option of {config.method}; it has: {has}")
+            named = config.method + (AUTOMATICALLY if algorithm.lower() == AUTOMATIC else "")
+            raise ConfigError(f"{spellings(foreign[0])[0]} is not an option of {named.rstrip(',')}; it has: {has}")
         values = {known[flag].field: known[flag].value(value) for flag, value in given.items() if flag in known}
         config, rule = changed(config, values), make_verifier(self.verifier)
         check_exact(rule, config.method, config.needs)
