@@ -22,7 +22,6 @@ from outrider.drafters.base import named_models
 from outrider.errors import ConfigError, NumericsError, RequestError
 from outrider.kernels.native import cpu
 from outrider.metrics import RowCosts
-from outrider.target.loading import find
 
 if TYPE_CHECKING:
     from outrider.completion import Choice
@@ -59,6 +58,8 @@ def chat(
     llm = model.load(plan, cache)
     conversation = Conversation(llm, sampling, system, output.screen(), verbose=verbose)
     if output.side().is_terminal:
+        from outrider.target.loading import find
+
         output.tell(banner(llm, find(model.model)[1]), style="bold")
         output.tell("/help lists commands · ctrl-C stops an answer · ctrl-D ends", style="dim")
     while (line := lines.read()) is not None:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
@@ -17,6 +17,9 @@ from outrider.cli import output
 from outrider.errors import ModelError
 from outrider.target.gguf import read_gguf
 from outrider.target.models_folder import models_folder, named_models
+
+_ENDLESS: Final = 10_000
+"""A width that no table has."""
 
 
 def models(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
@@ -34,7 +37,7 @@ def models(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = 
         console.print(f"no models yet: {models_folder()} holds none; put a .gguf file or a model's folder there")
         return 0
     table = _table(found)
-    if console.measure(table).minimum <= console.width:
+    if console.measure(table, options=console.options.update(width=_ENDLESS)).minimum <= console.width:
         console.print(table)
         return 0
     for each in found:  # a name that is cut could not be called

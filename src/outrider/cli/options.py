@@ -24,7 +24,6 @@ from outrider.drafters.base import (
 )
 from outrider.errors import ConfigError
 from outrider.kernels.native import set_threads, use_kernels
-from outrider.target.loading import heads_beside
 from outrider.verify import Verifier, check_exact, make_verifier, registered, rule_label
 
 if TYPE_CHECKING:
@@ -201,7 +200,7 @@ class MethodFlags:
             ConfigError: an unknown name, an option the method does not have, or a value out of bounds.
         """
         given = self.given()
-        config = chosen_config(algorithm, self.draft_models, lambda: heads_beside(model) if model else ())
+        config = chosen_config(algorithm, self.draft_models, lambda: _beside(model) if model else ())
         known = {option.flag: option for option in options_of(type(config))}
         foreign = [flag for flag in given if flag not in known]
         if foreign and not ignore_foreign:
@@ -232,6 +231,12 @@ class SpeculationFlags(MethodFlags):
     def chosen(self, model: str | None = None) -> Plan:
         """The way to speculate that the flags describe; see :meth:`MethodFlags.plan` for arguments and errors."""
         return self.plan(self.speculative_algorithm, model)
+
+
+def _beside(model: str) -> Sequence[str]:
+    from outrider.target.loading import heads_beside  # takes seconds, which --help and bad flags need not wait for
+
+    return heads_beside(model)
 
 
 CACHE: Final = CacheFlags()
