@@ -107,3 +107,10 @@ def test_what_is_asked_at_once_imports_no_torch(
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("\n0\n")
+
+
+@pytest.mark.parametrize("words", [["generate", "--help"], ["chat", "--frob"], ["bench", "--help"]], ids=" ".join)
+def test_help_and_bad_flags_import_no_transformers(words: list[str]) -> None:
+    check = f"import sys; from outrider.cli import main; main({words!r}); sys.exit('transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
