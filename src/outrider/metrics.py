@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -109,13 +108,14 @@ class RowCosts:
     """Rounds, by rows."""
     seconds: dict[int, float] = field(default_factory=dict)
     """Their time, by rows."""
-    latest: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    latest: list[float] = field(default_factory=list)
     """Seconds of each of the latest rounds that carried one row, oldest first."""
 
     def add(self, rows: int, seconds: float) -> None:
         """Count one round."""
         if rows == 1:
             self.latest.append(seconds)
+            del self.latest[:-_LATEST]
         self.rounds[rows] = self.rounds.get(rows, 0) + 1
         self.seconds[rows] = self.seconds.get(rows, 0.0) + seconds
 
@@ -143,7 +143,7 @@ class RowCosts:
     def __sub__(self, before: RowCosts) -> RowCosts:
         """The rounds since ``before`` was copied."""
         since = self.rounds.get(1, 0) - before.rounds.get(1, 0)
-        return self._merged(before, -1, list(self.latest)[max(0, len(self.latest) - since) :])
+        return self._merged(before, -1, self.latest[max(0, len(self.latest) - since) :])
 
     def copy(self) -> RowCosts:
         """The same numbers, apart."""
@@ -154,7 +154,7 @@ class RowCosts:
         counts = {n: self.rounds.get(n, 0) + sign * other.rounds.get(n, 0) for n in rows}
         kept = {n: count for n, count in counts.items() if count}
         seconds = {n: self.seconds.get(n, 0.0) + sign * other.seconds.get(n, 0.0) for n in kept}
-        return RowCosts(kept, seconds, deque(latest, maxlen=_LATEST))
+        return RowCosts(kept, seconds, list(latest[-_LATEST:]))
 
 
 @dataclass

@@ -120,7 +120,9 @@ class Conversation:
         for name, (text, _) in COMMANDS.items():
             self._list(name, text, _COMMAND)
         self._list(ENDS[0], "end, as ctrl-D does", _COMMAND)
-        self._list('"""', 'begin a message of several lines; """ ends it, and alt-enter begins a line', _COMMAND)
+        self._list(
+            '"""', 'begin a message of several lines; """ ends it, and alt-enter begins a line anywhere', _COMMAND
+        )
         self._list("ctrl-C", "stop an answer", _COMMAND)
 
     def reset(self, rest: str) -> None:
