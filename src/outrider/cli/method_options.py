@@ -24,13 +24,8 @@ SHORT: Final = {
 SHARED: Final = {
     "speculative-draft-model-path": ("NAME", "Draft model or trained head to draft with."),
     "speculative-num-draft-tokens": ("N", "Most drafted tokens per round."),
-    "speculative-num-steps": ("N", "Draft passes per round: the draft's depth."),
-    "speculative-eagle-topk": ("N", "Branches per drafted node; 1 drafts a chain."),
-    "speculative-min-survival": ("P", "Least chance of acceptance worth drafting on."),
 }
-"""Flags that several methods have: value and meaning in the help, where those of one method alone have no place."""
-_ON_THE_SCREEN: Final = frozenset(SHORT)
-"""Flags that ``--help`` shows; ``outrider info --methods`` lists them all."""
+"""Flags that most methods have: value and meaning in the help; ``outrider info --methods`` lists the others too."""
 
 
 def spellings(flag: str) -> tuple[str, ...]:
@@ -135,7 +130,7 @@ def with_method_options(base: type[T]) -> type[T]:
             help=text,
             metavar=metavar,
             negative="",
-            show=flag in _ON_THE_SCREEN,
+            show=flag in SHARED,
             group=SPECULATION,
         )
         name = flag.replace("-", "_")
