@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, TypeVar
 
 from outrider.drafters.base import (
+    AUTOMATIC,
+    AUTOMATICALLY,
     MODELS_FLAG,
     DrafterConfig,
     automatic_config,
@@ -152,10 +154,10 @@ class Speculation:
             given = [value for name in _MODELS if (value := options.pop(name, None))]
             if len(given) > 1:
                 raise ConfigError(f"auto takes its draft models as one of {', '.join(_MODELS)}, not as several")
-            config = automatic_config(_names(given[0]) if given else beside())
+            config, chosen = automatic_config(_names(given[0]) if given else beside()), AUTOMATICALLY
         else:
-            config = config_class(self.method)() if isinstance(self.method, str) else self.method
-        return changed(config, _spelled(options, config))
+            config, chosen = config_class(self.method)() if isinstance(self.method, str) else self.method, ""
+        return changed(config, _spelled(options, config), chosen=chosen)
 
     def __repr__(self) -> str:
         """What differs from the default."""
@@ -170,7 +172,6 @@ class Speculation:
         return isinstance(self.method, str) and self.method.lower() == AUTOMATIC
 
 
-AUTOMATIC = "auto"
 PLAIN: Final = "none"
 """The method that drafts nothing."""
 _MODELS: Final = ("models", "model", "head")

@@ -30,6 +30,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def cause(error: BaseException) -> str:
+    """Why something failed, for a sentence that names the file already."""
+    return str(getattr(error, "strerror", None) or error)
+
+
 def one_line(error: BaseException) -> str:
     """Shorten a library's message to one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__

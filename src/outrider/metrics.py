@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from outrider.verify.base import Verdict
 
 FEWEST_ONE_ROW_ROUNDS: Final = 8
-"""So many rounds tell what a plain one costs; the mean of fewer is at the mercy of a single slow one."""
+"""So many rounds tell what a plain one costs; fewer are at the mercy of a single slow one."""
+_LATEST: Final = 256
+"""So many of the latest one-row rounds are kept one by one, for their median."""
+_ROUNDING: Final = 1e-6
 
 
 def predicted_speedup(acceptance: Sequence[float], cost: float, verify: float = 1.0) -> float:
@@ -104,9 +108,14 @@ class RowCosts:
     """Rounds, by rows."""
     seconds: dict[int, float] = field(default_factory=dict)
     """Their time, by rows."""
+    latest: list[float] = field(default_factory=list)
+    """Seconds of each of the latest rounds that carried one row, oldest first."""
 
     def add(self, rows: int, seconds: float) -> None:
         """Count one round."""
+        if rows == 1:
+            self.latest.append(seconds)
+            del self.latest[:-_LATEST]
         self.rounds[rows] = self.rounds.get(rows, 0) + 1
         self.seconds[rows] = self.seconds.get(rows, 0.0) + seconds
 
@@ -118,13 +127,23 @@ class RowCosts:
         """
         return self.seconds[rows] / self.rounds[rows]
 
+    @property
+    def one_row(self) -> float:
+        """Seconds of a round with one row: the median of the latest, which a busy machine moves less than the mean.
+
+        Raises:
+            statistics.StatisticsError: there was none.
+        """
+        return median(self.latest)
+
     def __add__(self, other: RowCosts) -> RowCosts:
         """The rounds of both."""
-        return self._merged(other, 1)
+        return self._merged(other, 1, [*self.latest, *other.latest])
 
     def __sub__(self, before: RowCosts) -> RowCosts:
         """The rounds since ``before`` was copied."""
-        return self._merged(before, -1)
+        since = self.rounds.get(1, 0) - before.rounds.get(1, 0)
+        return self._merged(before, -1, self.latest[max(0, len(self.latest) - since) :])
 
     def __repr__(self) -> str:
         """Rounds and their mean time by rows."""
@@ -133,13 +152,14 @@ class RowCosts:
 
     def copy(self) -> RowCosts:
         """The same numbers, apart."""
-        return RowCosts(dict(self.rounds), dict(self.seconds))
+        return RowCosts(dict(self.rounds), dict(self.seconds), self.latest.copy())
 
-    def _merged(self, other: RowCosts, sign: int) -> RowCosts:
+    def _merged(self, other: RowCosts, sign: int, latest: Sequence[float]) -> RowCosts:
         rows = sorted(self.rounds.keys() | other.rounds.keys())
         counts = {n: self.rounds.get(n, 0) + sign * other.rounds.get(n, 0) for n in rows}
         kept = {n: count for n, count in counts.items() if count}
-        return RowCosts(kept, {n: self.seconds.get(n, 0.0) + sign * other.seconds.get(n, 0.0) for n in kept})
+        seconds = {n: self.seconds.get(n, 0.0) + sign * other.seconds.get(n, 0.0) for n in kept}
+        return RowCosts(kept, seconds, list(latest[-_LATEST:]))
 
 
 @dataclass
@@ -221,10 +241,11 @@ class Prediction:
     cost_coefficient: float
     """c: seconds of one draft step over seconds of one target pass, both as these rounds had them."""
     one_row: float | None
-    """Seconds of a plain round: the mean of these rounds' that carried one row; None where too few did."""
+    """Seconds of a plain round: the median of these rounds' that carried one row; None where too few did."""
     speedup: float | None
     """Seconds plain decoding would have taken, a one-row round for each token, over the seconds these rounds took with
-    all their drafts and rows; None where ``one_row`` is."""
+    all their drafts and rows; None where ``one_row`` is, and where it would exceed the tokens a round, which no drafts
+    can gain: then something else kept the machine busy in some of the rounds."""
 
     def __repr__(self) -> str:
         """The same, with as many digits as a person reads."""
@@ -247,4 +268,5 @@ class Prediction:
         costs = seconds.by_rows if plain is None else seconds.by_rows + plain
         if not decoded_alone(stats, seconds) or costs.rounds.get(1, 0) < FEWEST_ONE_ROW_ROUNDS:
             return cls(step, None, None)
-        return cls(step, costs.mean(1), seconds.tokens * costs.mean(1) / seconds.decode)
+        speedup, most = seconds.tokens * costs.one_row / seconds.decode, stats.mean_accepted_length
+        return cls(step, costs.one_row, min(speedup, most) if speedup <= most * (1 + _ROUNDING) else None)

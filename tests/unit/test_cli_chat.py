@@ -17,7 +17,7 @@ from tiny_folder import make_folder
 
 from outrider import LLM, Speculation
 from outrider.cli import terminal
-from outrider.cli.chat import COMMANDS, ENDS, banner
+from outrider.cli.chat import COMMANDS, ENDS, Conversation, banner
 from outrider.completion import Chunk
 
 
@@ -94,7 +94,7 @@ class TestChat:
         code, _, err = run(capsys, "chat", "-m", folder, "--context-length", 300, "--ignore-eos")
         assert code == 0
         assert "at the end of the context of 300" in err
-        assert "cut at 5 tokens; --max-tokens raises it" in err
+        assert "cut at 5 tokens; /set max-tokens N raises it" in err
 
     def test_commands(self, capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         lines = ["/help", "/set", "/set temprature 1", "/set top-p 7", "/set seed", "/set temperature 0.5", "/set"]
@@ -108,6 +108,35 @@ class TestChat:
         assert "--seed needs a value" in err
         first, second = re.findall(r"^temperature +(\S+)$", err, re.M)
         assert (float(first), float(second)) == (0.0, 0.5)
+        shown = dict(line.split() for line in err.splitlines() if re.fullmatch(r"[a-z-]+ {2,}\S+", line))
+        assert (shown["seed"], shown["stop"], shown["ignore-eos"]) == ("none", "none", "no")
+
+    def test_what_is_set_may_be_a_word(
+        self, capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.lines(monkeypatch, "hello", "/set bad_words ZZ", "/set", "/reset", "hello")
+        letter = completed(capsys, "hello", "--model", folder, "--max-tokens", 8)["text"].strip()[0]
+        monkeypatch.setattr(sys, "stdin", io.StringIO(sys.stdin.read().replace("ZZ", letter)))
+        code, out, err = run(capsys, "chat", "-m", folder, "--max-tokens", 8)
+        assert code == 0, err
+        assert re.search(rf"^bad-words +{re.escape(letter)}$", err, re.M)
+        first, second = out.splitlines()
+        assert letter in first
+        assert letter not in second
+
+    def test_a_narrow_terminal_breaks_lines_between_words(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "60")
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "xterm")
+        conversation = Conversation.__new__(Conversation)
+        conversation.help("")
+        told = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().err)
+        words = {word for text, _ in COMMANDS.values() for word in text.split()}
+        assert words <= set(told.split())
+        assert max(map(len, told.splitlines())) <= 60
+        assert all(line[:9].strip() in {"", *COMMANDS, ENDS[0], '"""', "ctrl-C"} for line in told.splitlines())
 
     def test_the_system_message_and_long_messages_reach_the_model(
         self, capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from command_line import run
 from tiny_folder import make_folder
 
+from outrider.bench.machine import quick_facts
 from outrider.cli.method_options import all_options, spellings
 from outrider.drafters.base import methods
 from outrider.kernels.native import cpu
@@ -45,6 +47,26 @@ def test_models_lists_good_and_bad(
     assert "tiny" in run(capsys, "models")[1]
 
 
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_a_name_is_never_cut(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("OUTRIDER_MODELS", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    names = ["tiny", "a-model-whose-name-takes-a-good-many-columns.Q4_K_M"]
+    for name in names:
+        make_folder(tmp_path / name)
+    (tmp_path / "bad.gguf").write_bytes(b"GGUFnot")
+    out = re.sub(r"\x1b\[[0-9;]*m", "", run(capsys, "models")[1])
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert max(map(len, lines)) <= columns
+    assert {*names, "bad", "llama", "folder", "–"} <= {word.rstrip(",") for line in lines for word in line.split()}
+    assert ("name" in out.split()) == (columns == 200)
+
+
 def test_info_names_every_method_and_rule(capsys: pytest.CaptureFixture[str]) -> None:
     facts = json.loads(run(capsys, "info", "--json")[1])
     assert set(facts["drafters"]) == set(methods())
@@ -57,10 +79,17 @@ def test_info_names_every_method_and_rule(capsys: pytest.CaptureFixture[str]) ->
         assert rule in text
 
 
-def test_info_is_nine_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_is_nine_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     text = run(capsys, "info")[1]
-    assert text.count("\n") == 9
     told = dict(line.split(maxsplit=1) for line in text.splitlines())
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr("outrider.cli.info.quick_facts", lambda: quick_facts() | {"cpu": "An Ordinary CPU"})
+    narrow = run(capsys, "info")[1]
+    assert narrow.count("\n") <= 9
+    assert narrow.split() == run(capsys, "info")[1].split()
+    assert [line for line in narrow.splitlines() if len(line) > 80 and not line.startswith("models in")] == []
     assert told["kernels"].split()[0] == (cpu.kernel_name() if cpu else "none:")
     assert set(told["backends"].split(", ")) <= set(backends())
     assert "torch" in told["versions"]
@@ -78,3 +107,10 @@ def test_what_is_asked_at_once_imports_no_torch(
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("\n0\n")
+
+
+@pytest.mark.parametrize("words", [["generate", "--help"], ["chat", "--frob"], ["bench", "--help"]], ids=" ".join)
+def test_help_and_bad_flags_import_no_transformers(words: list[str]) -> None:
+    check = f"import sys; from outrider.cli import main; main({words!r}); sys.exit('transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -101,7 +101,7 @@ class TestTheModelAfterALookup:
         monkeypatch.chdir(tmp_path)
         assert head_config("") is None
         assert head_config(".") is not None
-        with pytest.raises(ConfigError, match="draft_model needs a draft model"):
+        with pytest.raises(ConfigError, match="lookup_model needs a draft model"):
             LLM.from_model(tiny_model(0), speculation=LookupModel())
 
     def test_a_folder_is_looked_into_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

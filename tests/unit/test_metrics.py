@@ -47,6 +47,23 @@ class TestPrediction:
         assert found is not None
         assert found.speedup == pytest.approx(30 * 0.01 / (10 * 0.025))
 
+    @pytest.mark.parametrize("tokens", [1, 3])
+    def test_no_more_is_gained_than_the_tokens_a_round(self, tokens: int) -> None:
+        """One-row rounds that a busy machine slowed, all but a few of them or a few, tell nothing or the same."""
+        stats, seconds, plain = SpeculationStats(levels=4), PhaseSeconds(), RowCosts()
+        seconds.add_round(draft=0.001, verify=0.01, other=0.0, tokens=tokens, rows=5)
+        stats.rounds, stats.emitted = 1, tokens
+        for one_row in [0.01] * FEWEST_ONE_ROW_ROUNDS + [0.5] * (FEWEST_ONE_ROW_ROUNDS - 1):
+            plain.add(1, one_row)
+        found = Prediction.of(stats, seconds, plain)
+        assert found is not None
+        assert found.speedup == pytest.approx(tokens * 0.01 / 0.011)
+        for _ in range(2):
+            plain.add(1, 0.5)
+        found = Prediction.of(stats, seconds, plain)
+        assert found is not None
+        assert (found.one_row, found.speedup) == (0.5, None)
+
     def test_rounds_shared_with_others_tell_nothing(self) -> None:
         stats, seconds = made(one_row=10, wide=10)
         seconds.tokens += 7
@@ -70,6 +87,21 @@ class TestRowCosts:
         assert (before + costs).rounds == {1: 3, 3: 1}
         assert (costs - costs).rounds == {}
         assert costs.mean(1) == pytest.approx(3.0), "a sum or difference changed its parts"
+        assert ((costs - before).one_row, (before + costs).one_row) == (4.0, 2.0)
+
+    def test_the_median_is_of_the_latest_rounds_and_takes_bounded_memory(self) -> None:
+        costs = RowCosts()
+        for number in range(3000):
+            costs.add(1, float(number))
+            costs.add(2, -1.0)
+        before = costs.copy()
+        assert len(costs.latest) < 1000
+        assert 2000 < costs.one_row < 3000
+        for _ in range(2000):
+            costs.add(1, 7.0)
+        assert (costs - before).one_row == 7.0
+        assert (costs + before).rounds[1] == 8000
+        assert len((costs + before).latest) < 1000
 
 
 class Clock:

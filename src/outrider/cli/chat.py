@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
@@ -22,7 +22,6 @@ from outrider.drafters.base import named_models
 from outrider.errors import ConfigError, NumericsError, RequestError
 from outrider.kernels.native import cpu
 from outrider.metrics import RowCosts
-from outrider.target.loading import find
 
 if TYPE_CHECKING:
     from outrider.completion import Choice
@@ -30,6 +29,9 @@ if TYPE_CHECKING:
 
 SAMPLING: Final = SamplingFlags()
 """Defaults of the signature."""
+_COMMAND: Final = 9
+_OPTION: Final = 22
+"""Columns for names in lists of commands and options."""
 
 
 def chat(
@@ -55,10 +57,11 @@ def chat(
     lines, plan = reader(), speculation.chosen(model.model)
     llm = model.load(plan, cache)
     conversation = Conversation(llm, sampling, system, output.screen(), verbose=verbose)
-    side = output.side()
-    if side.is_terminal:
-        side.print(banner(llm, find(model.model)[1]), style="bold")
-        side.print("/help lists commands · ctrl-C stops an answer · ctrl-D ends", style="dim")
+    if output.side().is_terminal:
+        from outrider.target.loading import find
+
+        output.tell(banner(llm, find(model.model)[1]), style="bold")
+        output.tell("/help lists commands · ctrl-C stops an answer · ctrl-D ends", style="dim")
     while (line := lines.read()) is not None:
         if not conversation.take(line):
             break
@@ -115,10 +118,12 @@ class Conversation:
     def help(self, rest: str) -> None:
         """Tell what can be typed."""
         for name, (text, _) in COMMANDS.items():
-            self._say(f"{name:<9}{text}")
-        self._say(f"{ENDS[0]:<9}end, as ctrl-D does")
-        self._say('"""      begin a message of several lines; """ ends it, and alt-enter begins a line anywhere')
-        self._say("ctrl-C   stop an answer")
+            self._list(name, text, _COMMAND)
+        self._list(ENDS[0], "end, as ctrl-D does", _COMMAND)
+        self._list(
+            '"""', 'begin a message of several lines; """ ends it, and alt-enter begins a line anywhere', _COMMAND
+        )
+        self._list("ctrl-C", "stop an answer", _COMMAND)
 
     def reset(self, rest: str) -> None:
         """Forget everything but the system message."""
@@ -136,7 +141,7 @@ class Conversation:
         name, _, value = rest.partition(" ")
         if not name:
             for item in dataclasses.fields(self._flags):
-                self._say(f"{item.name.replace('_', '-'):<22}{getattr(self._flags, item.name)}")
+                self._list(item.name.replace("_", "-"), _readable(getattr(self._flags, item.name)), _OPTION)
             return
         try:
             changed = _changed(self._flags, name, value.strip())
@@ -150,7 +155,10 @@ class Conversation:
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def _say(self, text: str) -> None:
-        output.side().print(text, style="dim")
+        output.tell(text, style="dim")
+
+    def _list(self, name: str, text: str, width: int) -> None:
+        output.tell(f"{name:<{width}}{text}", style="dim", indent=width)
 
     def _answer(self, line: str) -> None:
         """Ask, stream the answer, remember both; a refused question is forgotten, a stopped answer kept as it is."""
@@ -171,7 +179,8 @@ class Conversation:
         else:
             spent = self._llm.engine.seconds.minus(before)
             params = self._flags.params()
-            if (cut := figures.cut_notice(choice, params, self._llm.engine.target.context_length)) is not None:
+            context = self._llm.engine.target.context_length
+            if (cut := figures.cut_notice(choice, params, context, "/set max-tokens N")) is not None:
                 self._say(cut)
             if self._plain is None and figures.wants_plain_rounds(choice.speculation, spent):
                 with suppress(KeyboardInterrupt):  # the answer is there; only a figure would be missing
@@ -202,6 +211,15 @@ class Conversation:
             text = "".join(piece for piece, _ in alike)
             self._console.print(text, end="", style=output.ACCEPTED_STYLE if drafted else None)
         self._console.file.flush()
+
+
+def _readable(value: Any) -> str:
+    """A value of a flag, for a person to read."""
+    if isinstance(value, list):
+        return ", ".join(value) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str("none" if value in (None, "") else value)
 
 
 def _changed(flags: SamplingFlags, name: str, value: str) -> SamplingFlags:

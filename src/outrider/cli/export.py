@@ -14,10 +14,11 @@ from outrider.errors import ConfigError
 
 def export(
     head: Path,
+    /,
     *,
-    to: str,
-    output_folder: Annotated[Path, Parameter(name="--output")],
-    verifier: str = "",
+    to: Annotated[str, Parameter(metavar="NAME")],
+    output_folder: Annotated[Path, Parameter(name="--output", metavar="FOLDER")],
+    verifier: Annotated[str, Parameter(metavar="NAME")] = "",
     four_bits: Annotated[bool, Parameter(negative="")] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
@@ -26,13 +27,12 @@ def export(
     Heads in any format that Outrider reads can be written, as long as they say which layers of the target they read.
 
     Args:
-        head: folder of the head.
-        to: the format: speculators (vLLM's), specforge (SpecForge's and SGLang's), eagle (that of EAGLE's authors), or
-            outrider for our own in eight and four bits.
-        output_folder: gets config.json and model.safetensors.
-        verifier: the target's Hugging Face name or folder, which readers of speculators ask for.
-        four_bits: keep every matrix of our own format in four bits: half the size, for a little acceptance.
-        as_json: print one JSON object.
+        head: Folder of the head.
+        to: The format: speculators (vLLM), specforge (also SGLang), eagle (its authors'), or outrider, packed.
+        output_folder: Gets config.json and model.safetensors.
+        verifier: The target's Hugging Face name or folder; speculators asks for it.
+        four_bits: All matrices of outrider's format in four bits.
+        as_json: Print one JSON object, errors included.
     """
     from outrider.heads.checkpoint import OWN, PACKED, SMALL, read_head, write_head
     from outrider.heads.formats.base import export as write

@@ -10,12 +10,14 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any, TextIO
+from typing import Any, Final, Literal, TextIO, get_args, get_origin
 
 from cyclopts import (
     App,
+    CoercionError,
     CycloptsError,
     MissingArgumentError,
+    RepeatArgumentError,
     UnknownCommandError,
     UnknownOptionError,
     UnusedCliTokensError,
@@ -26,6 +28,7 @@ from outrider.errors import OutriderError
 
 USAGE: str = "UsageError"
 """What bad arguments are called in JSON; other errors go by the names of their classes."""
+_KINDS: Final[dict[Any, str]] = {int: "a whole number", float: "a number", bool: "yes or no"}
 
 
 def guarded(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
@@ -53,7 +56,7 @@ def guarded(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -
     except OutriderError as error:
         return _refused(str(error), type(error).__name__, arguments)
     except CycloptsError as error:
-        return _refused(sentence(error), USAGE, arguments)
+        return _refused(sentence(error, arguments), USAGE, arguments)
     except KeyboardInterrupt:
         _write("\n")
         return INTERRUPTED
@@ -124,11 +127,23 @@ def _silence(stream: TextIO | None) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def sentence(error: CycloptsError) -> str:
-    """What is wrong with the arguments, in one sentence."""
+def sentence(error: CycloptsError, arguments: Sequence[str] = ()) -> str:
+    """What is wrong with the arguments, in one sentence.
+
+    Args:
+        error: what the parser found.
+        arguments: the command line.
+    """
     chain, left = list(error.command_chain or ()), list(error.unused_tokens or ())
     if isinstance(error, UnknownOptionError):
-        return _unknown(error.token.keyword or error.token.value, error.argument_collection, chain)
+        option = error.token.keyword or error.token.value
+        if option in _behind(arguments):
+            return f"{option} stands behind --, where nothing is an option; options go before --"
+        return _unknown(option, error.argument_collection, chain)
+    if isinstance(error, RepeatArgumentError):
+        return f"{error.token.keyword} may be given only once"
+    if isinstance(error, CoercionError) and error.msg is None and error.token is not None:
+        return f"{error.token.keyword or 'the argument'} takes {_wanted(error.target_type)}, not {error.token.value!r}"
     if isinstance(error, UnknownCommandError) and left:
         return f"there is no command {left[0]!r}" + (_close(left[0], COMMANDS) or f"; there are: {', '.join(COMMANDS)}")
     if isinstance(error, UnusedCliTokensError) and left:
@@ -142,6 +157,18 @@ def sentence(error: CycloptsError) -> str:
         given = error.keyword or next((token.keyword for token in error.argument.tokens if token.keyword), None)
         return f"{given} needs a value" if given else f"{' '.join(('outrider', *chain))} needs {error.argument.name}"
     return str(error)
+
+
+def _behind(arguments: Sequence[str]) -> Sequence[str]:
+    return arguments[arguments.index("--") + 1 :] if "--" in arguments else ()
+
+
+def _wanted(kind: Any) -> str:
+    """What values of a type are called."""
+    if get_origin(kind) is Literal:
+        *others, last = map(str, get_args(kind))
+        return f"{', '.join(others)} or {last}"
+    return _KINDS.get(kind, "another kind of value")
 
 
 def _unknown(option: str, known: Iterable[Any], chain: Sequence[str]) -> str:

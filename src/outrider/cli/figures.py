@@ -62,7 +62,7 @@ def plain_costs(llm: LLM, prompt: Sequence[int], choice: Choice, params: Samplin
 def wants_plain_rounds(stats: SpeculationStats, seconds: PhaseSeconds) -> bool:
     """Whether a few plain rounds would tell the speedup of a run that does not tell it itself."""
     made = Prediction.of(stats, seconds)
-    return made is not None and made.speedup is None and decoded_alone(stats, seconds)
+    return made is not None and made.one_row is None and decoded_alone(stats, seconds)
 
 
 def lines(
@@ -83,10 +83,12 @@ def lines(
 
 def _speedup(made: Prediction | None, costs: RowCosts) -> str:
     if made is None:
-        return "nothing was drafted"
-    if made.speedup is None or made.one_row is None:
+        return "speedup unknown (nothing was drafted)"
+    if made.one_row is None:
         return "speedup unknown (too few rounds carried one row)"
-    rounds = costs.rounds[1]
+    if made.speedup is None:
+        return "speedup unknown (the machine is busy)"
+    rounds = len(costs.latest)
     return f"{made.speedup:.2f} × plain (predicted from {rounds} one-row rounds of {1e3 * made.one_row:.1f} ms)"
 
 
@@ -104,12 +106,19 @@ def _quantities(stats: SpeculationStats, seconds: PhaseSeconds, made: Prediction
     return told
 
 
-def cut_notice(choice: Choice, params: SamplingParams, context: int) -> str | None:
-    """One line where a text was cut off, and what lets it go on; None where it ended by itself."""
+def cut_notice(choice: Choice, params: SamplingParams, context: int, option: str) -> str | None:
+    """One line where a text was cut off, and what lets it go on; None where it ended by itself.
+
+    Args:
+        choice: the text.
+        params: what it was asked with.
+        context: most tokens that the model takes in all.
+        option: how the user gives the most tokens of a text.
+    """
     if choice.finish_reason.value != "length":
         return None
     if params.max_tokens is not None and len(choice.token_ids) >= params.max_tokens:
-        return f"cut at {len(choice.token_ids)} tokens; --max-tokens raises it"
+        return f"cut at {len(choice.token_ids)} tokens; {option} raises it"
     return f"cut after {len(choice.token_ids)} tokens, at the end of the context of {context}"
 
 

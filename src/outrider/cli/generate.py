@@ -15,7 +15,7 @@ from outrider.cli import figures, output
 from outrider.cli.help import OUTPUT
 from outrider.cli.options import CACHE, SPECULATION, CacheFlags, ModelFlags, Plan, SpeculationFlags
 from outrider.cli.sampling import CompletionFlags
-from outrider.errors import ConfigError, NumericsError, RequestError
+from outrider.errors import ConfigError, NumericsError, RequestError, cause
 from outrider.metrics import SpeculationStats
 from outrider.sampling.params import SamplingParams
 
@@ -99,7 +99,7 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
         if text is None:
             text = sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # no text, or no path
-        raise ConfigError(f"the prompt in {file or 'standard input'} cannot be read: {error}") from error
+        raise ConfigError(f"the prompt in {file or 'standard input'} cannot be read: {cause(error)}") from error
     if not text.strip():
         raise RequestError("the prompt is empty; give it at least one word")
     return text
@@ -134,8 +134,9 @@ def _print_text(llm: LLM, tokens: list[int], params: SamplingParams, *, verbose:
         if logprobs is not None:
             side.print(_table(llm, logprobs))
     for choice in choices:
-        if (cut := figures.cut_notice(choice, params, llm.engine.target.context_length)) is not None:
-            side.print(cut)
+        cut = figures.cut_notice(choice, params, llm.engine.target.context_length, "--max-tokens N")
+        if cut is not None:
+            output.tell(f"[{choice.index + 1}] {cut}" if params.n > 1 else cut)
     _print_figures(llm, tokens, choices, params, verbose=verbose)
 
 
@@ -149,7 +150,7 @@ def _print_figures(
         with suppress(KeyboardInterrupt):  # the text is there; only a figure would be missing
             plain = figures.plain_costs(llm, tokens, choices[0], params)
     for line in figures.lines(llm, stats, seconds, plain, verbose=verbose):
-        output.side().print(line, style="dim")
+        output.tell(line, style="dim")
 
 
 def _stream(llm: LLM, tokens: list[int], params: SamplingParams) -> Choice:

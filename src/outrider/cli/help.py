@@ -20,9 +20,8 @@ _ENDLESS: Final = 10_000
 
 MODEL: Final = Group("Model", sort_key=1)
 SAMPLING: Final = Group("Sampling", sort_key=2)
-SPECULATION: Final = Group("Speculation", help="all methods and rules: outrider info --methods", sort_key=3)
-CACHE: Final = Group("Cache", sort_key=4)
-OUTPUT: Final = Group("Output", sort_key=5)
+SPECULATION: Final = Group("Speculation", help="methods, their options, and rules: outrider info --methods", sort_key=3)
+OUTPUT: Final = Group("Output", sort_key=4)
 """The groups of options that subcommands share, in the order of the help."""
 _FIRST: Final = ("--algorithm", "--draft-model", "--draft-tokens", "--verifier")
 """What a group begins with, where it has it; everything else keeps the order of its definition."""

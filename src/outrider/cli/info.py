@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _NVIDIA: Final = Path("/proc/driver/nvidia/gpus")
+_NAMES: Final = 11
+"""Columns for the names of facts."""
 _PATIENCE_S: Final = 5.0
 
 
@@ -44,24 +46,25 @@ def info(
 
 
 def _show_machine(console: Console) -> None:
-    """Nine lines, for which neither torch nor transformers is imported."""
+    """Nine lines of 80 columns at most, for which neither torch nor transformers is imported."""
     machine = quick_facts()
-    threads = "" if cpu is None else f", {cpu.threads()} threads for the kernels"
+    packages = machine["versions"] | {"python": machine["python"]}
+    versions = [f"{package} {version}" for package, version in packages.items()]
+    threads = "" if cpu is None else f", {cpu.threads()} kernel threads"
     others = [name for name in kernel_names() if name != machine["kernels"]]
     choice = f" (--kernels also takes {', '.join(others)})" if others else ""
     memory = machine["memory_bytes"]
     for name, value in (
-        ("versions", ", ".join(f"{package} {version}" for package, version in machine["versions"].items())),
-        ("python", f"{machine['python']} on {machine['system']}"),
+        ("versions", f"{', '.join(versions)} on {machine['system']}"),
         ("cpu", f"{machine['cpu']}, {machine['usable_cores']} cores{threads}"),
         ("kernels", f"{machine['kernels']}{choice}"),
         ("gpu", ", ".join(_gpus()) or "none"),
         ("memory", "unknown" if memory is None else f"{memory / 2**30:.1f} GiB"),
         ("backends", "hf" if cpu is None else "native, hf"),
         ("models in", f"{models_folder()} (outrider models lists them)"),
-        ("methods", "outrider info --methods lists drafting methods, their options, and acceptance rules"),
+        ("methods", "outrider info --methods lists them, their options, and rules"),
     ):
-        console.print(f"{name:<10} {value}")
+        output.tell(f"{name:<{_NAMES}}{value}", indent=_NAMES, console=console)
 
 
 def _gpus() -> list[str]:

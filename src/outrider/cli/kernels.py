@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
@@ -11,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from outrider.cli import output
+from outrider.cli.help import MODEL, OUTPUT
 from outrider.errors import ConfigError
 
 _SHOWN: Final = ("1", "2", "4", "8", "12", "16", "32", "64")
@@ -18,31 +20,35 @@ _SHOWN: Final = ("1", "2", "4", "8", "12", "16", "32", "64")
 
 def kernels(
     *,
-    model: Annotated[str | None, Parameter(alias="-m")] = None,
-    quantization: str = "none",
-    threads: int | None = None,
-    repeat: int = 7,
-    alone: Annotated[bool, Parameter(name="--kernels")] = True,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    model: Annotated[str | None, Parameter(alias="-m", metavar="NAME", group=MODEL)] = None,
+    quantization: Annotated[str, Parameter(metavar="NAME", group=MODEL)] = "none",
+    threads: Annotated[int | None, Parameter(metavar="N", group=MODEL)] = None,
+    kernels: Annotated[str | None, Parameter(metavar="NAME", group=MODEL)] = None,
+    repeat: Annotated[int, Parameter(metavar="N", group=OUTPUT)] = 7,
+    skip_kernels: Annotated[bool, Parameter(negative="", group=OUTPUT)] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative="", group=OUTPUT)] = False,
 ) -> int:
     """Time each kernel and a whole model pass against the memory bandwidth measured in the same run.
 
     Args:
-        model: model whose passes are timed; without one the kernels alone.
-        quantization: what is made of its weights: none, w8 or w4.
-        threads: CPU threads; by default the physical cores this process may use.
-        repeat: samples of each figure; medians are told.
-        alone: also time each kind of layer on its own.
-        as_json: print one JSON object as the last line.
+        model: Its passes are timed; else the kernels alone.
+        quantization: Of its weights: none, w8 or w4.
+        threads: CPU threads; else one per physical core.
+        kernels: CPU instruction set: see outrider info.
+        repeat: Samples behind each median.
+        skip_kernels: Do not time each kind of layer by itself.
+        as_json: Print one JSON object as the last line.
     """
     from outrider.bench.kernels import KINDS, measure
-    from outrider.kernels.native import set_threads
+    from outrider.kernels.native import set_threads, use_kernels
     from outrider.target.backends import LoadOptions, load_model
     from outrider.target.loading import find
     from outrider.target.native import NativeModel
 
     if repeat < 1:
         raise ConfigError(f"--repeat must be at least 1, not {repeat}")
+    if kernels is not None:
+        use_kernels(kernels)
     if threads is not None:
         set_threads(threads)
     options = LoadOptions(backend="native", quantization=quantization)
@@ -51,8 +57,9 @@ def kernels(
     assert served is None or isinstance(served, NativeModel)
     console = output.side()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("measuring", total=(len(KINDS) + 1 if alone else 0) + (repeat if served else 0))
-        result = measure(served, name, repeat=repeat, with_kernels=alone, advance=lambda: bar.advance(task))
+        task = bar.add_task("measuring", total=(0 if skip_kernels else len(KINDS) + 1) + (repeat if served else 0))
+        advance = partial(bar.advance, task)
+        result = measure(served, name, repeat=repeat, with_kernels=not skip_kernels, advance=advance)
     if result["model"]:
         result["model"]["quantization"] = quantization
     _show(result)

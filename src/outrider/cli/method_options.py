@@ -24,11 +24,8 @@ SHORT: Final = {
 SHARED: Final = {
     "speculative-draft-model-path": ("NAME", "Draft model or trained head to draft with."),
     "speculative-num-draft-tokens": ("N", "Most drafted tokens per round."),
-    "speculative-num-steps": ("N", "Draft passes per round: the draft's depth."),
-    "speculative-eagle-topk": ("N", "Branches per drafted node; 1 drafts a chain."),
-    "speculative-min-survival": ("P", "Least chance of acceptance worth drafting on."),
 }
-"""Flags that several methods have: value and meaning in the help, where those of one method alone have no place."""
+"""Flags that most methods have: value and meaning in the help; ``outrider info --methods`` lists the others too."""
 
 
 def spellings(flag: str) -> tuple[str, ...]:
@@ -129,7 +126,12 @@ def with_method_options(base: type[T]) -> type[T]:
         kind = next((list[str] for option in options if option.several), options[0].kind)
         metavar, text = SHARED.get(flag, (None, _help(options)))
         parameter = Parameter(
-            name=spellings(flag), help=text, metavar=metavar, negative="", show=flag in SHARED, group=SPECULATION
+            name=spellings(flag),
+            help=text,
+            metavar=metavar,
+            negative="",
+            show=flag in SHARED,
+            group=SPECULATION,
         )
         name = flag.replace("-", "_")
         fields[name] = (name, Annotated[kind | None, parameter], dataclasses.field(default=None))

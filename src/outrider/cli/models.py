@@ -6,16 +6,20 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.table import Table
 
 from outrider.cli import output
 from outrider.errors import ModelError
 from outrider.target.gguf import read_gguf
 from outrider.target.models_folder import models_folder, named_models
+
+_ENDLESS: Final = 10_000
+"""A width that no table has."""
 
 
 def models(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
@@ -32,18 +36,39 @@ def models(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = 
     if not found:
         console.print(f"no models yet: {models_folder()} holds none; put a .gguf file or a model's folder there")
         return 0
-    table = Table("name", "architecture", "parameters", "size", "context", "from", box=SIMPLE_HEAD)
-    for each in found:
-        table.add_row(
-            each["name"],
-            each["problem"] or each["architecture"],
-            _short(each["parameters"], 1000, ("", "K", "M", "B")),
-            _short(each["file_bytes"], 1024, ("B", "KiB", "MiB", "GiB")),
-            "–" if each["context_length"] is None else str(each["context_length"]),
-            each["source"],
-        )
-    console.print(table)
+    table = _table(found)
+    if console.measure(table, options=console.options.update(width=_ENDLESS)).minimum <= console.width:
+        console.print(table)
+        return 0
+    for each in found:  # a name that is cut could not be called
+        name, kind, parameters, size, context, source = _row(each)
+        console.print(name)
+        facts = f"  {kind}, {parameters} parameters, {size}, context {context}, {source}"
+        output.tell(facts, style="dim", indent=2, console=console)
     return 0
+
+
+def _row(found: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        found["name"],
+        found["problem"] or found["architecture"],
+        _short(found["parameters"], 1000, ("", "K", "M", "B")),
+        _short(found["file_bytes"], 1024, ("B", "KiB", "MiB", "GiB")),
+        "–" if found["context_length"] is None else str(found["context_length"]),
+        found["source"],
+    )
+
+
+def _table(found: list[dict[str, Any]]) -> Table:
+    """One line each; what is wrong with a model may take several."""
+    table = Table(box=SIMPLE_HEAD)
+    rows = [("name", "architecture", "parameters", "size", "context", "from"), *map(_row, found)]
+    for heading, *values in zip(*rows, strict=True):
+        whole = None if heading == rows[0][1] else max(map(cell_len, (heading, *values)))
+        table.add_column(heading, min_width=whole, overflow="fold")
+    for row in rows[1:]:
+        table.add_row(*row)
+    return table
 
 
 def _from_folder() -> Iterator[dict[str, Any]]:

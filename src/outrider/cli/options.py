@@ -12,11 +12,19 @@ from cyclopts import Parameter
 from outrider.cli import help as groups
 from outrider.cli import output
 from outrider.cli.method_options import Option, all_options, options_of, spellings, with_method_options
-from outrider.config import AUTOMATIC, CacheConfig, Speculation
-from outrider.drafters.base import MODELS_FLAG, DrafterConfig, automatic_config, changed, make_config, named_models
+from outrider.config import CacheConfig, Speculation
+from outrider.drafters.base import (
+    AUTOMATIC,
+    AUTOMATICALLY,
+    MODELS_FLAG,
+    DrafterConfig,
+    automatic_config,
+    changed,
+    make_config,
+    named_models,
+)
 from outrider.errors import ConfigError
 from outrider.kernels.native import set_threads, use_kernels
-from outrider.target.loading import heads_beside
 from outrider.verify import Verifier, check_exact, make_verifier, registered, rule_label
 
 if TYPE_CHECKING:
@@ -111,7 +119,7 @@ class ModelFlags:
         )
 
 
-@Parameter(name="*", group=groups.CACHE)
+@Parameter(name="*", group=groups.MODEL)
 @dataclass(frozen=True, kw_only=True)
 class CacheFlags:
     """What is kept between requests."""
@@ -195,12 +203,13 @@ class MethodFlags:
                 where one is needed.
         """
         given = self.given()
-        config = chosen_config(algorithm, self.draft_models, lambda: heads_beside(model) if model else ())
+        config = chosen_config(algorithm, self.draft_models, lambda: _beside(model) if model else ())
         known = {option.flag: option for option in options_of(type(config))}
         foreign = [flag for flag in given if flag not in known]
         if foreign and not ignore_foreign:
             has = ", ".join(option.shown for option in known.values()) or "none"
-            raise ConfigError(f"{spellings(foreign[0])[0]} is not an option of {config.method}; it has: {has}")
+            named = config.method + (AUTOMATICALLY if algorithm.lower() == AUTOMATIC else "")
+            raise ConfigError(f"{spellings(foreign[0])[0]} is not an option of {named.rstrip(',')}; it has: {has}")
         values = {known[flag].field: known[flag].value(value) for flag, value in given.items() if flag in known}
         config, rule = changed(config, values), make_verifier(self.verifier)
         if model is not None and MODELS_FLAG in known and not named_models(config):
@@ -227,6 +236,12 @@ class SpeculationFlags(MethodFlags):
     def chosen(self, model: str | None = None) -> Plan:
         """The way to speculate that the flags describe; see :meth:`MethodFlags.plan` for arguments and errors."""
         return self.plan(self.speculative_algorithm, model)
+
+
+def _beside(model: str) -> Sequence[str]:
+    from outrider.target.loading import heads_beside  # takes seconds, which --help and bad flags need not wait for
+
+    return heads_beside(model)
 
 
 CACHE: Final = CacheFlags()

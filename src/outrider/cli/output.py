@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, cause
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -33,6 +34,21 @@ def screen() -> Console:
 def side() -> Console:
     """The console of standard error, for what is not the result."""
     return _console(stderr=True)
+
+
+def tell(text: str, *, style: str = "", indent: int = 0, console: Console | None = None) -> None:
+    """Print a line for a person; a terminal too narrow for it gets several, broken between words.
+
+    Args:
+        text: the line.
+        style: how it looks.
+        indent: columns before every line but the first.
+        console: where to; by default to standard error.
+    """
+    place = side() if console is None else console
+    if place.is_terminal:
+        text = fill(text, place.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    place.print(text, style=style)
 
 
 class _Console(Console):
@@ -94,7 +110,7 @@ def write_text(file: Path, text: str) -> None:
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"the result cannot be written: {error}") from error
+        raise ConfigError(f"{file} cannot be written: {cause(error)}") from error
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
@@ -13,6 +14,7 @@ from outrider.cli.help import SAMPLING
 from outrider.errors import ConfigError
 from outrider.sampling.params import SamplingParams
 
+_IDS: Final = re.compile(r"\s*\d+\s*(,\s*\d+\s*)*,?\s*", re.ASCII)
 _N: Final = Parameter(metavar="N")
 _FRACTION: Final = Parameter(metavar="P")
 _NUMBER: Final = Parameter(metavar="X")
@@ -41,8 +43,8 @@ class SamplingFlags:
     """Add X to a token's logit; repeatable."""
     allowed_token_ids: Annotated[str | None, Parameter(metavar="IDS")] = None
     """Only these tokens, separated by commas."""
-    bad_words: Annotated[list[str], Parameter(negative="", metavar="IDS")] = field(default_factory=list)
-    """Never these tokens in a row; repeatable."""
+    bad_words: Annotated[list[str], Parameter(negative="", metavar="WORD")] = field(default_factory=list)
+    """Never this word, or token ids 1,2; repeatable."""
     seed: Annotated[int | None, _N] = None
     """Makes sampled text reproducible."""
     max_tokens: Annotated[int | None, _N] = None
@@ -92,6 +94,11 @@ def _ids(flag: str, text: str) -> tuple[int, ...]:
         raise ConfigError(f"{flag} takes token ids separated by commas, not {text!r}") from None
 
 
+def _word(text: str) -> str | tuple[int, ...]:
+    """Token ids separated by commas, or a text, which the model's tokenizer reads."""
+    return _ids("--bad-words", text) if _IDS.fullmatch(text) else text
+
+
 def _biases(given: list[str]) -> dict[int, float]:
     biases = {}
     for text in given:
@@ -106,7 +113,7 @@ def _biases(given: list[str]) -> dict[int, float]:
 _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "logit_bias": _biases,
     "allowed_token_ids": lambda text: None if text is None else _ids("--allowed-token-ids", text),
-    "bad_words": lambda given: tuple(_ids("--bad-words", text) for text in given),
+    "bad_words": lambda given: tuple(_word(text) for text in given),
     "stop": tuple,
     "stop_token_ids": lambda text: _ids("--stop-token-ids", text),
 }

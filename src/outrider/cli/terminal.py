@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rich.cells import cell_len
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, cause
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
@@ -54,7 +54,7 @@ class Lines:
             while _is_open(text) and (more := sys.stdin.readline()):
                 text += more
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"standard input cannot be read: {error}") from error
+            raise ConfigError(f"standard input cannot be read: {cause(error)}") from error
         return _unquoted(text) if text else None
 
 

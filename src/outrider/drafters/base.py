@@ -13,6 +13,7 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import torch
@@ -298,6 +299,10 @@ def check_options(config: Any) -> None:
 
 
 _REGISTRY: dict[str, type[DrafterConfig]] = {}
+AUTOMATIC: Final = "auto"
+"""What leaves the choice of the method open."""
+AUTOMATICALLY: Final = f", which {AUTOMATIC} chose here,"
+"""Follows the name of a method that the user did not name, in messages."""
 MODELS_FLAG: Final = "speculative-draft-model-path"
 """The flag that names draft models and heads, whichever method reads them."""
 
@@ -327,12 +332,15 @@ def config_class(name: str) -> type[DrafterConfig]:
     """The config class of a method, importing its file.
 
     Raises:
-        ConfigError: listing the methods there are.
+        ConfigError: listing the methods there are, and the nearest.
     """
     key = name.lower().replace("-", "_")
     if key not in _REGISTRY:
         if key not in methods():
-            raise ConfigError(f"there is no drafter {name!r}; there are: {', '.join(methods())}")
+            names = [AUTOMATIC, *methods()]
+            close = get_close_matches(key, names, n=1)
+            meant = f" (did you mean {close[0]}?)" if close else ""
+            raise ConfigError(f"there is no drafting method {name!r}{meant}; there are: {', '.join(names)}")
         importlib.import_module(f"outrider.drafters.{key}")
     return _REGISTRY[key]
 
@@ -364,8 +372,13 @@ def make_config(name: str, options: Mapping[str, Any]) -> DrafterConfig:
     return changed(config_class(name)(), options)
 
 
-def changed(config: DrafterConfig, options: Mapping[str, Any]) -> DrafterConfig:
+def changed(config: DrafterConfig, options: Mapping[str, Any], *, chosen: str = "") -> DrafterConfig:
     """A config with some options changed.
+
+    Args:
+        config: a method's config.
+        options: by name.
+        chosen: how the method was chosen, where the user did not, for messages.
 
     Raises:
         ConfigError: naming an option the method does not have, or one out of bounds.
@@ -373,5 +386,6 @@ def changed(config: DrafterConfig, options: Mapping[str, Any]) -> DrafterConfig:
     known = [item.name for item in dataclasses.fields(config)]  # type: ignore[arg-type]
     unknown = sorted(options.keys() - set(known))
     if unknown:
-        raise ConfigError(f"{config.method} has no option {unknown[0]!r}; it has: {', '.join(known) or 'none'}")
+        has = ", ".join(known) or "none"
+        raise ConfigError(f"{config.method}{chosen} has no option {unknown[0]!r}; it has: {has}")
     return dataclasses.replace(config, **options) if options else config  # type: ignore[type-var]

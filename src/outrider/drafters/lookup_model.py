@@ -76,6 +76,11 @@ class LookupModel:
 
     def build(self, bench: Workbench) -> LookupModelDrafter:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
+        if not self.model:
+            raise ConfigError(
+                f"{self.method} needs a draft model or a trained head; name one as draft_model or head, or with "
+                "--draft-model"
+            )
         known = bench.heads.get(self.model)
         then = self._then if known is None else self._wished(runner(known.kind, self.model))
         return LookupModelDrafter(self, self._first.build(bench), then.build(bench))

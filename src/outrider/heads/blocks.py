@@ -13,9 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import LlamaConfig
-
-from outrider.target.hf_blueprint import blueprint
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 """Queries [batch, heads, rows, width], keys and values [batch, key heads, rows, width] and what multiplies the scores
@@ -57,6 +54,10 @@ class Rotary(nn.Module):
     """Cosines and sines of positions, as the families of Llama turn their queries and keys (Su et al. 2021)."""
 
     def __init__(self, shape: BlockShape) -> None:
+        from transformers import LlamaConfig  # takes seconds, which whoever only asks for options need not wait for
+
+        from outrider.target.hf_blueprint import blueprint
+
         super().__init__()
         config = LlamaConfig(
             hidden_size=shape.heads * shape.head_width,

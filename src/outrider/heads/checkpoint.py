@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from outrider.errors import ConfigError, ModelError
+from outrider.errors import ConfigError, ModelError, cause
 from outrider.heads.packed import from_stored, to_stored
 from outrider.target.shipped import head_folder, shipped_heads
 
@@ -283,7 +283,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         told = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{file.parent.name}: {file.name} cannot be read: {error}") from error
+        raise ModelError(f"{file.parent.name}: {file.name} cannot be read: {cause(error)}") from error
     if not isinstance(told, dict):
         raise ModelError(f"{file.parent.name}: {file.name} is not a JSON object")
     return told
@@ -298,7 +298,7 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{file.parent.name}: {file.name} cannot be read: {error}") from error
+        raise ModelError(f"{file.parent.name}: {file.name} cannot be read: {cause(error)}") from error
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:

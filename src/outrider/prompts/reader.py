@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, cause
 from outrider.prompts.prompt import ASSISTANT, ROLES, USER, Messages, Prompt, unanswered
 
 SHAPES: Final = '{"prompt"}, {"text"}, {"turns"}, {"messages"}, {"conversations"} or plain text'
@@ -51,7 +51,7 @@ def read(path: Path) -> Iterator[Prompt]:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the prompt file {path} cannot be read: {error}") from error
+        raise ConfigError(f"the prompt file {path} cannot be read: {cause(error)}") from error
     return parse(text, name=str(path), category=path.stem, is_json=path.suffix.lower() in _JSON_NAMES)
 
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from outrider.errors import ModelError
+from outrider.errors import ModelError, cause
 from outrider.target.tensor_kinds import TENSOR_KINDS, TensorKind
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def read_gguf(path: Path) -> GGUFFile:
         with path.open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path.name}: cannot be opened: {error}") from error
+        raise ModelError(f"{path.name}: cannot be opened: {cause(error)}") from error
     return _Parser(path, data).parse()
 
 

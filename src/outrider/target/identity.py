@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from outrider.errors import ModelError
+from outrider.errors import ModelError, cause
 from outrider.target.dequantize import Job, dequantize
 from outrider.target.gguf import GGUFFile, GGUFTensor, read_gguf
 from outrider.target.gguf_config import plan_model
@@ -210,7 +210,7 @@ class _FolderWeights:
                 opened: Any = safe_open(file, framework="pt")
                 self._homes |= {_canonical(name): (opened, name) for name in opened.keys()}  # noqa: SIM118 - no mapping
         except Exception as error:  # damaged files raise their library's own errors
-            raise ModelError(f"{path.name}: cannot be read: {error}") from error
+            raise ModelError(f"{path.name}: cannot be read: {cause(error)}") from error
         self.shapes: Mapping[str, Sequence[int]] = {
             name: opened.get_slice(stored).get_shape() for name, (opened, stored) in self._homes.items()
         }

@@ -21,7 +21,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from outrider.errors import ConfigError, NumericsError
+from outrider.errors import ConfigError, NumericsError, cause
 from outrider.train.example import Example
 
 SHARD_BYTES: Final = 1 << 26
@@ -112,7 +112,7 @@ class FeatureBuffer:
                 leftover.unlink()
             self._shards = self._read_index()
         except OSError as error:
-            raise ConfigError(f"the feature buffer {folder} cannot be used: {error}") from error
+            raise ConfigError(f"the feature buffer {folder} cannot be used: {cause(error)}") from error
         self._drop(self._wrong_size)
 
     @property

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from outrider.completion import Choice
 from outrider.drafters.base import check_options, option
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, cause
 from outrider.sampling.params import SamplingParams
 from outrider.stopping import FinishReason
 from outrider.train.abreast import Job, complete
@@ -251,7 +251,7 @@ def read_answers(path: Path, *, validation: bool | None = None) -> list[Example]
     try:
         lines = list(_lines(path))
     except OSError as error:
-        raise ConfigError(f"the answers in {path} cannot be read: {error}") from error
+        raise ConfigError(f"the answers in {path} cannot be read: {cause(error)}") from error
     return [
         Example(line["prompt"] + line["answer"], len(line["prompt"]))
         for line in lines[1:]
