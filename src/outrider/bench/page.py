@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
-from outrider.bench.figures import identical, interval, number, rate, rules, share, times
+from outrider.bench.figures import automatic, identical, interval, number, rate, rules, share, times
 from outrider.bench.report import ALL
 from outrider.bench.svg import WIDTH, Drawing, Scale, nice_end
 from outrider.bench.verdict import verdicts
@@ -87,7 +87,8 @@ def _header(result: Mapping[str, Any]) -> str:
         f"<p>{escape(model['name'])}, {escape(model['dtype'])} on {escape(machine['cpu'])}, "
         f"{machine['threads']} threads; {work['prompts']} prompts of {escape(work['file'])}, at most "
         f"{work['max_tokens']} tokens each, rule: {escape(rules(result['results']))}, "
-        f"{escape(result['created'].partition('T')[0])}.{told}</p>"
+        f"{escape(result['created'].partition('T')[0])}.{told}"
+        f"{''.join(f' {escape(each)}.' for each in automatic(result))}</p>"
     )
 
 
