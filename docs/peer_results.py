@@ -65,7 +65,8 @@ class Fairness(NamedTuple):
         if self.name:
             return self.name
         had = {
-            name: "with" if any(map(drafts, arms)) else "without" for name, arms in (("Outrider", ours), (engine, theirs))
+            name: "with" if any(map(drafts, arms)) else "without"
+            for name, arms in (("Outrider", ours), (engine, theirs))
         }
         if len(set(had.values())) == 1:
             return f"both had {draft}" if had[engine] == "with" else "neither had a draft model"
@@ -166,19 +167,19 @@ def speeds_picture(found: Sequence[dict[str, Any]]) -> str:
     target, draft = (asked[key].removesuffix(".gguf") for key in ("target", "draft"))
     drawing.text(16, 46, f"{target}, greedy, {asked['max_tokens']} tokens", "soft")
     drawing.bar(16, 53, 10, 10, "ours drafted", "with a draft model")
-    drawing.text(32, 62, f"framed: with {draft} as draft model; all others have none", "soft")
+    drawing.text(32, 62, f"framed: with {draft} as draft model; the others without", "soft")
     y = 72.0
     for bench in found:
         drawing.text(16, y + 22, f"{bench['prompts']['count']} prompts of {bench['prompts']['file']}", "title")
-        drawing.text(16, y + 39, machine(bench), "soft")
+        had = dict.fromkeys(_NAMES.get(arm["engine"], arm["engine"]) for arm in bench["arms"] if drafts(arm))
+        drawing.text(16, y + 39, f"{machine(bench)}; had a draft model: {', '.join(had) or 'none'}", "soft")
         y += 52
         for arm in sorted(bench["arms"], key=lambda arm: -(arm["tokens_per_s"] or 0)):
             speed, name = arm["tokens_per_s"] or 0, f"{_NAMES.get(arm['engine'], arm['engine'])} · {arm['arm']}"
             drawing.text(scale(0) - 8, y + 12, name, "label", "end")
             style = ("ours" if arm["engine"] == OURS else "theirs") + (" drafted" if drafts(arm) else "")
             drawing.bar(scale(0), y, scale(speed) - scale(0), 16, style, f"{name}: {speed:.1f} tokens/s")
-            model = ", with draft model" if drafts(arm) else ""
-            drawing.text(scale(speed) + 6, y + 12, f"{speed:.1f}{model}", "soft")
+            drawing.text(scale(speed) + 6, y + 12, f"{speed:.1f}", "soft")
             y += 22
         y += 26
     return drawing.file(STYLE)
