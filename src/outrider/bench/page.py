@@ -170,7 +170,7 @@ def speedups(entries: Sequence[Entry], colours: Mapping[str, int]) -> str:
     """A dot with its interval per method, grouped by category; the only category of all prompts is not told twice."""
     shown = [entry for entry in entries if entry["speedup"] is not None]
     kinds = dict.fromkeys(entry["category"] for entry in shown)
-    groups = {ALL: None} if len(kinds) == 2 else kinds
+    groups = {ALL: None} if len(kinds) == 2 and ALL in kinds else kinds
     shown = [entry for entry in shown if entry["category"] in groups]
     highest = max((max(entry["speedup"], *(entry["speedup_interval"] or (0,))) for entry in shown), default=1.0)
     scale = Scale(nice_end(max(highest, 1.2)), _LEFT, WIDTH - _RIGHT)
