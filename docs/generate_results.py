@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # a test loads this file by its 
 
 from peer_results import peers, speeds_picture, summary
 
+from outrider.bench.figures import times
 from outrider.study.table import Cells, correlations, drafters, notes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,10 +35,10 @@ def caption(bench: dict[str, Any]) -> str:
 
 
 def speedup(entry: dict[str, Any]) -> str:
-    """A speedup with its interval."""
+    """A speedup with its interval; a dash for a method that drafted nothing."""
     low, high = entry["speedup_interval"] or (None, None)
     span = "" if low is None or low == high else f" ({low:.2f}–{high:.2f})"
-    return f"{entry['speedup']:.2f}×{span}"
+    return f"{times(entry['speedup'])}{span}"
 
 
 def table(bench: dict[str, Any]) -> str:

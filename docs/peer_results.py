@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -10,7 +11,7 @@ from outrider.bench.svg import Drawing, Scale, nice_end
 STYLE: Final = """<style>
 svg { font: 12px system-ui, sans-serif; background: #fcfcfb; }
 .label { fill: #1c1c1a; } .title { fill: #1c1c1a; font-weight: 600; } .soft { fill: #62615c; font-size: 11px; }
-.ours { fill: #2a78d6; } .theirs { fill: #b9b8b1; }
+.ours { fill: #2a78d6; } .theirs { fill: #b9b8b1; } .drafted { stroke: #1c1c1a; stroke-width: 1.5; }
 </style>"""
 OURS: Final = "outrider"
 _NAMES: Final = {OURS: "Outrider", "openvino": "OpenVINO GenAI"}
@@ -56,13 +57,26 @@ class Fairness(NamedTuple):
     """Which arms of both engines are set against each other."""
 
     name: str
+    """Empty where it depends on who had the draft model."""
     admits: Callable[[dict[str, Any]], bool]
+
+    def told(self, ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], engine: str, draft: str) -> str:
+        """What is compared; where every arm counts, who had the draft model."""
+        if self.name:
+            return self.name
+        had = {
+            name: "with" if any(map(drafts, arms)) else "without"
+            for name, arms in (("Outrider", ours), (engine, theirs))
+        }
+        if len(set(had.values())) == 1:
+            return f"both had {draft}" if had[engine] == "with" else "neither had a draft model"
+        return ", ".join(f"{name} {word} {draft if word == 'with' else 'one'}" for name, word in had.items())
 
 
 FAIRNESS = (
     Fairness("plain decoding", lambda arm: arm["arm"] == "plain"),
     Fairness("no draft model", lambda arm: not drafts(arm)),
-    Fairness("everything that ran", lambda arm: True),
+    Fairness("", lambda arm: True),
 )
 
 
@@ -84,7 +98,14 @@ def against(bench: dict[str, Any], only: str | None = None) -> Iterator[str]:
                 f"{decoding:.2f}×",
                 f"{whole / its_whole:.2f}×",
             )
-            yield f"| {fairness.name} | {' | '.join(cells)} |"
+            name = fairness.told(ours, theirs, _NAMES.get(engine, engine), size(bench))
+            yield f"| {name} | {' | '.join(cells)} |"
+
+
+def size(bench: dict[str, Any]) -> str:
+    """The draft model by its size, which its file's name tells."""
+    found = re.search(r"\d+(\.\d+)?[BM]\b", bench["draft"])
+    return f"a {found[0]} draft model" if found else "a draft model"
 
 
 def told(arm: dict[str, Any], engine: str) -> str:
@@ -145,16 +166,18 @@ def speeds_picture(found: Sequence[dict[str, Any]]) -> str:
     drawing.text(16, 26, "Tokens per second while decoding, prompt passes left out", "title")
     target, draft = (asked[key].removesuffix(".gguf") for key in ("target", "draft"))
     drawing.text(16, 46, f"{target}, greedy, {asked['max_tokens']} tokens", "soft")
-    drawing.text(16, 62, f"draft: with {draft} as draft model", "soft")
+    drawing.bar(16, 53, 10, 10, "ours drafted", "with a draft model")
+    drawing.text(32, 62, f"framed: with {draft} as draft model; the others without", "soft")
     y = 72.0
     for bench in found:
         drawing.text(16, y + 22, f"{bench['prompts']['count']} prompts of {bench['prompts']['file']}", "title")
-        drawing.text(16, y + 39, machine(bench), "soft")
+        had = dict.fromkeys(_NAMES.get(arm["engine"], arm["engine"]) for arm in bench["arms"] if drafts(arm))
+        drawing.text(16, y + 39, f"{machine(bench)}; had a draft model: {', '.join(had) or 'none'}", "soft")
         y += 52
         for arm in sorted(bench["arms"], key=lambda arm: -(arm["tokens_per_s"] or 0)):
             speed, name = arm["tokens_per_s"] or 0, f"{_NAMES.get(arm['engine'], arm['engine'])} · {arm['arm']}"
             drawing.text(scale(0) - 8, y + 12, name, "label", "end")
-            style = "ours" if arm["engine"] == OURS else "theirs"
+            style = ("ours" if arm["engine"] == OURS else "theirs") + (" drafted" if drafts(arm) else "")
             drawing.bar(scale(0), y, scale(speed) - scale(0), 16, style, f"{name}: {speed:.1f} tokens/s")
             drawing.text(scale(speed) + 6, y + 12, f"{speed:.1f}", "soft")
             y += 22

@@ -40,10 +40,47 @@ def test_the_page_of_the_library_leaves_nothing_out() -> None:
     assert [row for row in rows if re.search(r"\| *\|$", row)] == []
 
 
+def test_a_comparison_says_who_had_a_draft_model() -> None:
+    peers = load("peer_results")
+    bench = {"draft": "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf", "samples": []}
+    arms = {
+        name: [{"engine": name, "arm": arm, "tokens_per_s": 9.0} for arm in ("plain", *more)]
+        for name, more in {"outrider": ("draft",), "llama.cpp": (), "drafting": ("draft-4",)}.items()
+    }
+    told = {}
+    for ours, theirs in (("outrider", "llama.cpp"), ("outrider", "drafting"), ("llama.cpp", "llama.cpp")):
+        told[ours, theirs] = peers.FAIRNESS[-1].told(arms[ours], arms[theirs], theirs, peers.size(bench))
+    assert list(told.values()) == [
+        "Outrider with a 0.5B draft model, llama.cpp without one",
+        "both had a 0.5B draft model",
+        "neither had a draft model",
+    ]
+    drawn = peers.speeds_picture(load("generate_results").comparisons())
+    assert drawn.count("drafted") == 2 + sum(
+        peers.drafts(arm) for each in load("generate_results").comparisons() for arm in each["arms"]
+    )
+
+
 def test_the_tables_of_results_are_fresh() -> None:
     module = load("generate_results")
     stale = [page.name for page in module.PAGES if page.read_text(encoding="utf-8") != module.render(page)]
     assert stale == [], "run docs/generate_results.py"
+
+
+def test_what_pages_say_of_a_pass_over_several_rows_was_measured() -> None:
+    curves = [bench["model"]["verify_curve"] for _, bench in load("generate_results").benches() if "kernels" in bench]
+    assert len(curves) > 1
+    said = []
+    for page in (DOCS.parent / "README.md", DOCS / "concepts.md"):
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        said += re.findall(
+            r"(eight)[\w ]*?(?: costs?|passes:)(?: much less than eight passes:)? about ([\d.]+) ×", text
+        )
+        said += re.findall(r"(sixteen) about ([\d.]+) ×", text)
+    assert [rows for rows, _ in said].count("eight") == 3
+    rows = {"eight": "8", "sixteen": "16"}
+    wrong = [(what, figure) for what, figure in said for each in curves if abs(each[rows[what]] - float(figure)) > 0.1]
+    assert wrong == []
 
 
 def test_the_picture_of_speeds_is_fresh() -> None:

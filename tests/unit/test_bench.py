@@ -23,7 +23,10 @@ from outrider.bench.page import page
 from outrider.bench.prompts import COMPLETE_CODE, read_prompts
 from outrider.bench.report import SCHEMA_VERSION
 from outrider.bench.runner import Setting, grid
+from outrider.bench.session import method_arms
+from outrider.bench.verdict import verdicts
 from outrider.cli import main
+from outrider.cli.options import MethodFlags
 from outrider.errors import ConfigError
 from outrider.kernels.native import cpu
 from outrider.target.native import NativeModel
@@ -210,6 +213,29 @@ class TestBench:
         for entry in result["results"]:
             self.check_entry(entry)
 
+    def test_what_auto_stands_for_is_run_once(self, bench: Bench) -> None:
+        result = bench("--limit", 2)
+        assert [arm["name"] for arm in result["algorithms"]] == ["none", "ngram", "suffix"]
+        assert [arm["name"] for arm in result["algorithms"] if arm["automatic"]] == ["suffix"]
+        assert "auto is suffix here" in page(result)
+        told = bench("--algorithms", "ngram", "--limit", 2)
+        assert not any(arm["automatic"] for arm in told["algorithms"])
+        for twice in ("suffix,suffix", "auto,auto"):
+            with pytest.raises(ConfigError, match=f"names {twice.partition(',')[0]} twice"):
+                method_arms(MethodFlags(), twice.split(","), "tiny")
+        for both in ("suffix,auto", "AUTO,suffix"):
+            arms = method_arms(MethodFlags(), both.split(","), "tiny")
+            assert [(arm.name, arm.automatic) for arm in arms] == [("none", False), ("suffix", True)]
+
+    def test_a_method_that_drafted_nothing_shows_no_speedup(self, bench: Bench) -> None:
+        result = bench("--algorithms", "ngram", "--ngram-max-match", 64, "--ngram-min-match", 64)
+        found = overall(result, "ngram")[0]
+        assert found["drafted"] == 0
+        keys = ("speedup", "speedup_interval", "end_to_end_speedup", "end_to_end_interval")
+        assert [found[key] for key in keys] == [None] * 4
+        assert overall(result, "none")[0]["speedup"] == pytest.approx(1.0)
+        assert verdicts(result["results"]) == ["no method pays: nothing was drafted"]
+
     def check_entry(self, entry: dict[str, Any]) -> None:
         assert entry["verifier"] == "coupled"
         facts = entry["identical"]
@@ -226,7 +252,8 @@ class TestBench:
             assert entry["cost_coefficient"] >= 0
             assert entry["predicted_speedup"] > 0
             assert entry["predicted_with_verify_cost"] > 0
-        if entry["prompts"] > 1:
+        assert (entry["speedup"] is None) == (entry["algorithm"] != "none" and not entry["drafted"])
+        if entry["prompts"] > 1 and entry["speedup"] is not None:
             low, high = entry["speedup_interval"]
             assert low <= entry["speedup"] <= high or entry["prompts"] < 4
 

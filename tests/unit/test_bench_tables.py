@@ -15,7 +15,7 @@ from rich.console import Console
 from outrider.bench.page import page
 from outrider.bench.report import ALL
 from outrider.bench.table import show as show_bench
-from outrider.bench.verdict import Gain, verdict, verdicts
+from outrider.bench.verdict import FEW, Gain, verdict, verdicts
 from outrider.study.table import short
 from outrider.study.table import show as show_study
 
@@ -35,28 +35,42 @@ class TestVerdict:
         [
             ([SLOW, SUFFIX], "pays: suffix 1.40× (1.20–1.60)"),
             ([NGRAM, SUFFIX, DOUBTFUL], "pays: suffix 1.40× (1.20–1.60), ngram 1.30× (1.10–1.50)"),
-            ([SLOW, DOUBTFUL], "none pays; eagle3 1.90× (0.99–2.80) comes nearest"),
-            ([EXACTLY], "none pays; medusa 1.50× (1.00–2.00) comes nearest"),
-            ([LUCKY, SLOW], "none pays; dspark 2.00× comes nearest"),
-            ([LUCKY], "none can be told to pay from one prompt; give more (dspark 2.00× on this one)"),
-            ([], "none pays: nothing was drafted"),
-            ([Gain("x", None, None)], "none pays: nothing was drafted"),
+            ([SLOW, DOUBTFUL], "no method pays; eagle3 1.90× (0.99–2.80) comes nearest"),
+            ([EXACTLY], "no method pays; medusa 1.50× (1.00–2.00) comes nearest"),
+            ([LUCKY, SLOW], "no method pays; dspark 2.00× comes nearest"),
+            ([LUCKY], "no method can be told to pay from one prompt; give more (dspark 2.00× on this one)"),
+            ([], "no method pays: nothing was drafted"),
+            ([Gain("x", None, None)], "no method pays: nothing was drafted"),
             ([SUFFIX] * 5, f"pays: {', '.join(['suffix 1.40× (1.20–1.60)'] * 3)} and 2 more"),
         ],
     )
     def test_pays_means_that_the_lower_end_is_a_gain(self, gains: list[Gain], told: str) -> None:
-        assert verdict(gains) == told
+        assert verdict(gains, FEW) == told
+
+    @pytest.mark.parametrize("gains", [[SUFFIX, SLOW], [SLOW, DOUBTFUL]])
+    def test_it_says_how_few_the_prompts_were(self, gains: list[Gain]) -> None:
+        for prompts in (2, FEW - 1):
+            caution = f"; few prompts ({prompts}): an interval may be too narrow"
+            assert verdict(gains, prompts) == verdict(gains, FEW) + caution
+
+    def test_the_page_and_the_terminal_carry_the_caution(self) -> None:
+        result = next(iter(BENCHES.values()))
+        few = result | {"results": [row | {"prompts": 4} for row in result["results"]]}
+        caution = "few prompts (4): an interval may be too narrow"
+        assert caution in shown(show_bench, few).split("\n")[0]
+        assert caution in page(few).partition("<h1>")[2].partition("</h1>")[0]
+        assert "few prompts" not in shown(show_bench, result) + page(result)
 
     def test_each_way_to_sample_has_its_own(self) -> None:
         entries = [entry(0, SUFFIX), entry(1, DOUBTFUL), entry(1, SLOW), entry(1, NGRAM) | {"category": "code"}]
         assert verdicts(entries[:1]) == ["pays: suffix 1.40× (1.20–1.60)"]
         assert verdicts(entries) == [
             "greedy: pays: suffix 1.40× (1.20–1.60)",
-            "T=1: none pays; eagle3 1.90× (0.99–2.80) comes nearest",
+            "T=1: no method pays; eagle3 1.90× (0.99–2.80) comes nearest",
         ]
 
     def test_plain_decoding_and_a_method_that_drafted_nothing_do_not_pay(self) -> None:
-        assert verdicts([entry(0, SUFFIX) | {"drafted": 0}]) == ["none pays: nothing was drafted"]
+        assert verdicts([entry(0, SUFFIX) | {"drafted": 0}]) == ["no method pays: nothing was drafted"]
 
     def test_a_rule_that_changes_the_text_is_named(self) -> None:
         lossy = entry(1, SUFFIX) | {"lossless": False, "verifier": "typical"}
@@ -73,6 +87,7 @@ def entry(temperature: float, gain: Gain) -> dict[str, Any]:
         "speedup": gain.speedup,
         "speedup_interval": gain.interval,
         "drafted": 100,
+        "prompts": 20,
     }
 
 
@@ -158,7 +173,7 @@ def test_the_verdict_comes_first() -> None:
         body = page(result).partition("<body>")[2].replace("\u2060", "")
         assert body.startswith(f"<h1>{'<br>'.join(first)}</h1>")
     for result in STUDIES.values():
-        assert shown(show_study, result).startswith(("pays: ", "none pays"))
+        assert shown(show_study, result).startswith(("pays: ", "no method pays"))
 
 
 def test_the_page_scrolls_what_is_too_wide_for_a_telephone() -> None:

@@ -42,13 +42,21 @@ def page_plots(name: str) -> list[str]:
 def training(points: int, rise: float) -> str:
     judged = [(1000 * 2**place, 1.2 + rise * place) for place in range(points)]
     losses = [(100 * step, 9.0 / step**0.3) for step in range(1, 10 * 2**points)]
-    return training_picture(losses, judged, fit(judged), f"eagle3: {judged[-1][0]:,} tokens")
+    return training_picture(losses, judged, fit(judged), "eagle3 for Qwen2.5-Coder-1.5B-Instruct.Q4_K_M")
+
+
+def of_lookups() -> dict[str, Any]:
+    """A study none of whose drafters has a distribution."""
+    result = read("study_mt_bench_smollm2_135m.json")
+    drafters = [row | {"perplexity": None} for row in result["study"]["drafters"]]
+    return result | {"study": result["study"] | {"drafters": drafters}}
 
 
 def plots() -> dict[str, str]:
     found = {path.stem: study_picture(read(path.name)) for path in RESULTS.glob("study_*.json")}
     for path in RESULTS.glob("eagle3_*.json"):
         found |= {f"{path.stem} {place}": svg for place, svg in enumerate(page_plots(path.name))}
+    found |= {"study without perplexity": study_picture(of_lookups())}
     return found | {f"training {points}": training(points, rise) for points, rise in ((1, 0.0), (5, 0.1), (9, 0.4))}
 
 
@@ -137,6 +145,51 @@ def test_the_axis_of_accepted_lengths_starts_at_plain_decodings(points: int) -> 
     lower = [text for text in ticks if float(text.get("y", 0)) > 240]
     assert lower[0].text == "1"
     assert all(float(text.text or 0) >= 1 for text in lower)
+
+
+def words(svg: str) -> str:
+    return " ".join(text.text or "" for text in marks(svg, "text"))
+
+
+@pytest.mark.parametrize("name", [name for name in PLOTS if name.startswith("study_")])
+def test_a_study_names_its_prompts_and_machine(name: str) -> None:
+    result, told = read(f"{name}.json"), words(PLOTS[name])
+    work, machine = result["workload"], result["machine"]
+    assert f"{work['prompts']} prompts of {work['file']}" in told
+    assert f"{machine['cpu']}, {machine['threads']} threads" in told
+
+
+def test_a_study_of_lookups_draws_no_empty_panel() -> None:
+    told = words(PLOTS["study without perplexity"])
+    assert "No drafter here has a perplexity" in told
+    assert told.count("speedup over plain decoding") == 1
+    assert words(PLOTS["study_mt_bench_smollm2_135m"]).count("speedup over plain decoding") == 2
+
+
+def test_a_curve_names_the_model_and_its_axes() -> None:
+    for svg in (PLOTS["training 5"], *(path.read_text(encoding="utf-8") for path in DOCS.glob("*_curve.svg"))):
+        told = words(svg)
+        assert re.match(r"\w+ for (Qwen2.5-Coder-1.5B|SmolLM2-135M)-Instruct\.", told)
+        assert "on a logarithmic axis" in told
+        assert re.search(r"loss over tokens trained on, [\d,]+ in all", told)
+
+
+def test_a_long_name_of_a_model_is_cut_where_the_picture_ends() -> None:
+    svg = training_picture([(100, 2.0)], [], None, "eagle3 for " + "x" * 200)
+    title = next(marks(svg, "text"))
+    assert box(title).right <= 440
+    assert (title.text or "").endswith("…")
+
+
+def test_categories_of_the_page_show_their_counts() -> None:
+    result = read("eagle3_mt_bench_smollm2_135m.json")
+    category = next(entry["category"] for entry in result["results"] if entry["category"] != "all")
+    for entry in result["results"]:
+        entry["prompts"] = 1 if entry["category"] == category else entry["prompts"]
+    text = page(result)
+    assert f">{category} (1 prompt)<" in text
+    assert ">all 20 prompts<" in text
+    assert "fewer than 5 times are left out" in text
 
 
 def test_counts_stand_beside_acceptance() -> None:

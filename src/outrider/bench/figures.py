@@ -38,6 +38,12 @@ def rules(rows: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(dict.fromkeys(rule_label(row["verifier"], lossless=row["lossless"]) for row in rows))
 
 
+def automatic(result: Mapping[str, Any]) -> list[str]:
+    """Which of a bench's methods ``auto`` stands for; empty where it was not run."""
+    # Results of earlier versions do not tell.
+    return [f"auto is {arm['name']} here" for arm in result["algorithms"] if arm.get("automatic")]
+
+
 def identical(entry: Mapping[str, Any]) -> str:
     """How many texts are plain decoding's."""
     if not entry["lossless"]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
-from outrider.bench.figures import identical, interval, number, rate, rules, share, times
+from outrider.bench.figures import automatic, identical, interval, number, rate, rules, share, times
 from outrider.bench.report import ALL
 from outrider.bench.svg import WIDTH, Drawing, Scale, nice_end
 from outrider.bench.verdict import verdicts
@@ -87,7 +87,8 @@ def _header(result: Mapping[str, Any]) -> str:
         f"<p>{escape(model['name'])}, {escape(model['dtype'])} on {escape(machine['cpu'])}, "
         f"{machine['threads']} threads; {work['prompts']} prompts of {escape(work['file'])}, at most "
         f"{work['max_tokens']} tokens each, rule: {escape(rules(result['results']))}, "
-        f"{escape(result['created'].partition('T')[0])}.{told}</p>"
+        f"{escape(result['created'].partition('T')[0])}.{told}"
+        f"{''.join(f' {escape(each)}.' for each in automatic(result))}</p>"
     )
 
 
@@ -137,10 +138,12 @@ def _setting(setting: str, entries: Sequence[Entry], colours: Mapping[str, int])
     phases = _keys([(f"k-{name}", name) for _, name in _PHASES])
     return [
         f"<h2>Figures, {title}</h2>{_figures(overall)}",
-        f"<h2>Speedup over plain decoding, {title}</h2><p>Decoding only; lines are 95 % intervals over prompts.</p>",
+        f"<h2>Speedup over plain decoding, {title}</h2><p>Decoding only; lines are 95 % intervals over "
+        "prompts, which one prompt does not have.</p>",
         f"<figure>{speedups(drafting, colours)}</figure>",
         f"<h2>Acceptance by position, {title}</h2><p>Accepted over tested drafts at each depth; in the table, with the "
-        "number tested.</p>",
+        f"number tested. Depths tested fewer than {_LEAST_TESTED} times are left out, and so are those past "
+        f"{_MOST_POSITIONS}.</p>",
         f"<figure>{keys}{acceptance(known, colours)}</figure>{_positions(known)}",
         f"<h2>Time per round, {title}</h2><p>“Other” is the engine's own: scheduling, sampling, acceptance.</p>",
         f"<figure>{phases}{time_split(overall)}</figure>",
@@ -167,7 +170,7 @@ def speedups(entries: Sequence[Entry], colours: Mapping[str, int]) -> str:
     """A dot with its interval per method, grouped by category; the only category of all prompts is not told twice."""
     shown = [entry for entry in entries if entry["speedup"] is not None]
     kinds = dict.fromkeys(entry["category"] for entry in shown)
-    groups = {ALL: None} if len(kinds) == 2 else kinds
+    groups = {ALL: None} if len(kinds) == 2 and ALL in kinds else kinds
     shown = [entry for entry in shown if entry["category"] in groups]
     highest = max((max(entry["speedup"], *(entry["speedup_interval"] or (0,))) for entry in shown), default=1.0)
     scale = Scale(nice_end(max(highest, 1.2)), _LEFT, WIDTH - _RIGHT)
@@ -177,12 +180,18 @@ def speedups(entries: Sequence[Entry], colours: Mapping[str, int]) -> str:
     drawing.line(scale(1), 0, scale(1), height - _AXIS, "one")
     y = 0.0
     for category in groups:
-        drawing.text(0, y + 15, "all prompts" if category == ALL else category, "group")
+        drawing.text(0, y + 15, _counted(category, shown), "group")
         y += _HEADING
         for entry in (entry for entry in shown if entry["category"] == category):
             _gain(drawing, scale, y + _ROW / 2, entry, colours[entry["algorithm"]])
             y += _ROW
     return drawing.render()
+
+
+def _counted(category: str, entries: Sequence[Entry]) -> str:
+    """A category and its number of prompts."""
+    count = max(entry["prompts"] for entry in entries if entry["category"] == category)
+    return f"all {count} prompts" if category == ALL else f"{category} ({count} prompt{'' if count == 1 else 's'})"
 
 
 def _gain(drawing: Drawing, scale: Scale, y: float, entry: Entry, colour: int) -> None:

@@ -20,7 +20,8 @@ MEANINGS: Final = {
     "tokens_per_s": "tokens of decoding rounds / seconds of decoding rounds, summed over prompts; the drafter's "
     "reading of the prompt left out",
     "end_to_end_tokens_per_s": "all tokens / all seconds from request to last token, prefill of target and drafter in",
-    "speedup": "tokens_per_s / the plain arm's, on the same prompts; the interval is a 95 % bootstrap over prompts",
+    "speedup": "tokens_per_s / the plain arm's, on the same prompts, null for a method that drafted nothing; the "
+    "interval is a 95 % bootstrap over prompts",
     "acceptance_rate": "accepted / tested drafts; by position: at each depth of the tree",
     "mean_accepted_length": "tokens emitted per round, the bonus included; plain decoding has 1",
     "cost_coefficient": "seconds of one draft step / seconds of one plain target pass",
@@ -100,6 +101,14 @@ def summarise(
 def _compare(mine: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, Any]:
     total, base = Totals.of(mine), Totals.of(plain)
     decoded, walled = _per_prompt(mine, plain)
+    gains = {
+        "speedup": speedup(*decoded),
+        "speedup_interval": speedup_interval(*decoded),
+        "end_to_end_speedup": speedup(*walled),
+        "end_to_end_interval": speedup_interval(*walled),
+    }
+    # What differs from plain decoding without a draft is noise.
+    told = mine[0].arm.plain or any(total.stats.drafted)
     return {
         "algorithm": mine[0].arm.name,
         "verifier": mine[0].arm.verifier.name,
@@ -109,10 +118,7 @@ def _compare(mine: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, Any]:
         "decode_tokens": total.stats.emitted,
         "tokens_per_s": _ratio(total.stats.emitted, total.decode),
         "end_to_end_tokens_per_s": _ratio(total.tokens, total.wall),
-        "speedup": speedup(*decoded),
-        "speedup_interval": speedup_interval(*decoded),
-        "end_to_end_speedup": speedup(*walled),
-        "end_to_end_interval": speedup_interval(*walled),
+        **(gains if told else dict.fromkeys(gains)),
         "rounds": total.stats.rounds,
         "drafted": sum(total.stats.drafted),
         "tested": sum(total.stats.tested),
@@ -217,7 +223,8 @@ def arm_json(arm: Arm, names: Mapping[str, str]) -> dict[str, Any]:
         elif isinstance(value, str):
             values[name] = names.get(value, value)
     rule = {"verifier": arm.verifier.name, "lossless": arm.verifier.lossless}
-    return {"name": arm.name, "method": arm.config.method} | rule | {"options": values}
+    chosen = {"method": arm.config.method, "automatic": arm.automatic}
+    return {"name": arm.name} | chosen | rule | {"options": values}
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -64,6 +64,8 @@ class Arm:
     verifier: Verifier
     plain: bool = False
     """Whether the others are measured against this one."""
+    automatic: bool = False
+    """Whether ``auto`` stands for this one."""
 
 
 @dataclass(frozen=True)

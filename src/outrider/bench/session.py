@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,8 @@ from outrider.bench.equality import Difference, compare, promises_plain_text
 from outrider.bench.prompts import encode_prompts, file_name, form, read_prompts
 from outrider.bench.report import MEANINGS, SCHEMA_VERSION, arm_json, sample_json, summarise
 from outrider.bench.runner import Arm, Models, Sample, Workload, grid, run
-from outrider.config import Speculation
-from outrider.drafters.base import named_models
+from outrider.config import AUTOMATIC, Speculation
+from outrider.drafters.base import DrafterConfig, named_models
 from outrider.drafters.none import NoDraft
 from outrider.errors import ConfigError, RequestError
 from outrider.heads.checkpoint import kind_of, read_head
@@ -60,21 +60,25 @@ class Request:
 
 
 def method_arms(methods: MethodFlags, algorithms: Sequence[str], model: str) -> tuple[Arm, ...]:
-    """An arm for each method named, plain decoding first.
+    """An arm for each method named, plain decoding first; what ``auto`` stands for is run once, named or not.
 
     Raises:
         ConfigError: an unknown method, a method named twice, or an option out of bounds.
     """
-    found = [plain_arm(methods.verifier)]
-    for name in algorithms:
+    plain = plain_arm(methods.verifier)
+    found: dict[DrafterConfig, Arm] = {}
+    automatic = [name.lower() == AUTOMATIC for name in algorithms]
+    for name, chosen in sorted(zip(algorithms, automatic, strict=True), key=lambda pair: pair[1]):
         plan = methods.plan(name, model, ignore_foreign=True)
         if plan.config == NoDraft():
             continue
-        if any(arm.config == plan.config for arm in found):
-            raise ConfigError(f"--algorithms names {plan.config.method} twice")
-        found.append(Arm(plan.config.method, plan.config, plan.verifier))
-    methods.check_used([arm.config for arm in found])
-    return tuple(found)
+        twice = found.get(plan.config)
+        if twice is not None and twice.automatic >= chosen:
+            raise ConfigError(f"--algorithms names {name} twice")
+        arm = twice or Arm(plan.config.method, plan.config, plan.verifier)
+        found[plan.config] = replace(arm, automatic=chosen)
+    methods.check_used([arm.config for arm in (plain, *found.values())])
+    return (plain, *found.values())
 
 
 def plain_arm(verifier: str) -> Arm:

@@ -11,13 +11,11 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from outrider.bench.figures import identical, interval, number, rate, rules, share, times
+from outrider.bench.figures import automatic, identical, interval, number, rate, rules, share, times
 from outrider.bench.report import ALL
 from outrider.bench.verdict import verdicts
 
 Entry = Mapping[str, Any]
-FEW: Final = 8
-"""Prompts below which an interval over them is a hint at most."""
 _POSITIONS: Final = 6
 """Depths whose acceptance is shown."""
 
@@ -147,8 +145,7 @@ def _notes(result: Mapping[str, Any], entries: Sequence[Entry]) -> list[Text]:
             f"memory bandwidth {ceiling['read_bytes_per_s'] / 1e9:.1f} GB/s allows plain decoding "
             f"{ceiling['tokens_per_s']:.1f} tokens/s; {ceiling['share_reached']:.0%} of that was reached"
         )
-    if (count := max(entry["prompts"] for entry in entries)) < FEW:
-        lines.append(f"few prompts ({count}): the intervals say little of others")
+    lines += automatic(result)
     for entry in entries:
         lines += [
             f"{entry['algorithm']}, {entry['setting']}: {item['prompt_id']} differs from token {item['position']} on; "

@@ -9,6 +9,8 @@ from outrider.bench.figures import interval, times
 from outrider.bench.report import ALL
 from outrider.verify.base import rule_label
 
+FEW: Final = 8
+"""Prompts below which an interval over them is a hint at most."""
 _NAMED: Final = 3
 """Methods that a verdict names; the others are counted."""
 
@@ -30,18 +32,28 @@ class Gain(NamedTuple):
         return f"{self.name} {times(self.speedup)}{span}"
 
 
-def verdict(gains: Iterable[Gain]) -> str:
-    """Which of some drafters pay, best first, or that none does, with the one that comes nearest."""
+def verdict(gains: Iterable[Gain], prompts: int) -> str:
+    """Which of some drafters pay, best first, or that none does, with the one that comes nearest.
+
+    Args:
+        gains: how each drafter compares.
+        prompts: how many they were compared on; a verdict from few says so.
+    """
     known = sorted((gain for gain in gains if gain.speedup is not None), key=lambda gain: -(gain.speedup or 0))
     paying = [gain for gain in known if gain.pays]
     if paying:
         more = len(paying) - _NAMED
-        return "pays: " + ", ".join(map(str, paying[:_NAMED])) + (f" and {more} more" if more > 0 else "")
+        named = ", ".join(map(str, paying[:_NAMED])) + (f" and {more} more" if more > 0 else "")
+        return f"pays: {named}{_caution(prompts)}"
     if not known:
-        return "none pays: nothing was drafted"
+        return "no method pays: nothing was drafted"
     if all(gain.interval is None for gain in known):
-        return f"none can be told to pay from one prompt; give more ({known[0]} on this one)"
-    return f"none pays; {known[0]} comes nearest"
+        return f"no method can be told to pay from one prompt; give more ({known[0]} on this one)"
+    return f"no method pays; {known[0]} comes nearest{_caution(prompts)}"
+
+
+def _caution(prompts: int) -> str:
+    return f"; few prompts ({prompts}): an interval may be too narrow" if prompts < FEW else ""
 
 
 def verdicts(entries: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -50,14 +62,13 @@ def verdicts(entries: Iterable[Mapping[str, Any]]) -> list[str]:
     Args:
         entries: a bench's ``results``.
     """
-    settings: dict[str, list[Gain]] = {}
-    for entry in entries:
-        if entry["category"] == ALL:
-            gains = settings.setdefault(entry["setting"], [])
-            gains += [gain_of(entry["algorithm"], entry)] if entry["drafted"] else []
-    if len(settings) == 1:
-        return [verdict(gains) for gains in settings.values()]
-    return [f"{setting}: {verdict(gains)}" for setting, gains in settings.items()]
+    overall = [entry for entry in entries if entry["category"] == ALL]
+    told = {}
+    for setting in dict.fromkeys(entry["setting"] for entry in overall):
+        here = [entry for entry in overall if entry["setting"] == setting]
+        gains = [gain_of(entry["algorithm"], entry) for entry in here if entry["drafted"]]
+        told[setting] = verdict(gains, here[0]["prompts"])
+    return [told[setting] if len(told) == 1 else f"{setting}: {told[setting]}" for setting in told]
 
 
 def gain_of(name: str, row: Mapping[str, Any]) -> Gain:

@@ -72,8 +72,9 @@ WORK: Final = WorkFlags()
 class GridFlags:
     """Which methods are run, and how they sample."""
 
-    algorithms: str = "none,ngram"
-    """Methods, separated by commas; plain decoding always takes part, for the others are measured by it."""
+    algorithms: str = "none,ngram,suffix,auto"
+    """Methods, separated by commas; auto is what you get by default, run once where it is another one of them. Plain
+    decoding always takes part, for the others are measured by it."""
     temperature: str = "0"
     """Temperatures, separated by commas."""
     top_p: str = "1"

@@ -50,22 +50,31 @@ def picture(result: Mapping[str, Any]) -> str:
     title = f"{result['model']['name']}: what the speedup goes with"
     drawing = Drawing(WIDTH, 0, title)
     y = _written(drawing, 8, 18, lines_of(title, _TITLE), "title")
+    y = _written(drawing, 8, y, lines_of(_asked(result), WIDTH - 16), "soft")
     highest = max((max(row["speedup"], *(row["speedup_interval"] or (0,))) for row in rows), default=1.0)
     told = {each["measure"]: each for each in result["study"]["correlations"]}
     for measure, name in _PANELS:
         up = Scale(nice_end(max(1.2, highest)), y + 10 + _CAPTION + _HEIGHT, y + 10 + _CAPTION)
         shown = {number: row for number, row in enumerate(rows, 1) if row[measure]}
+        if not shown:
+            y = _written(drawing, 8, y + 14, lines_of(f"No drafter here has a {name}.", WIDTH - 16), "soft")
+            continue
         _frame(drawing, up)
-        if shown:
-            _points(drawing, up, measure, shown)
-        else:
-            middle = (up.start + up.end) / 2
-            drawing.text((_LEFT + _RIGHT) / 2, middle, "no drafter has this figure", "soft", "middle")
+        _points(drawing, up, measure, shown)
         y = _written(
             drawing, _LEFT, up.start + 38, lines_of(f"{name} ({_told(told[measure])})", _RIGHT - _LEFT), "soft"
         )
     drawing.height = _key(drawing, rows, y + 10) - LINE / 2
     return drawing.file(_STYLE, SHOWN)
+
+
+def _asked(result: Mapping[str, Any]) -> str:
+    """What was asked, and on which machine."""
+    work, machine = result["workload"], result["machine"]
+    return (
+        f"{work['prompts']} prompts of {work['file']}, at most {work['max_tokens']} tokens, {machine['cpu']}, "
+        f"{machine['threads']} threads"
+    )
 
 
 def _written(drawing: Drawing, x: float, y: float, lines: Sequence[str], style: str) -> float:

@@ -79,7 +79,7 @@ def _row(found: Measured, arm: Arm, judged: Quality) -> dict[str, Any]:
         "acceptance_rate": entry["acceptance_rate"] if entry["tested"] else None,
         "draft_ms_per_token": 1000 * seconds / drafted if drafted else None,
         "draft_ms_per_round": 1000 * entry["per_round"]["draft_s"],
-        "median_speedup": _median_speedup(arm, found.samples),
+        "median_speedup": _median_speedup(arm, found.samples) if drafted else None,
     } | {key: entry[key] for key in kept}
 
 

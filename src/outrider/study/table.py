@@ -33,7 +33,8 @@ class Cells(NamedTuple):
 def show(result: Mapping[str, Any], console: Console) -> None:
     """Print the verdict, the drafters, what their speedups go with, and how much that means."""
     told = result["study"]
-    console.print(Text(verdict(gain_of(short(row["name"]), row) for row in told["drafters"]), style="bold"), end="\n\n")
+    gains = [gain_of(short(row["name"]), row) for row in told["drafters"]]
+    console.print(Text(verdict(gains, result["workload"]["prompts"]), style="bold"), end="\n\n")
     found = drafters(told["drafters"])
     console.print(_shown(found, _SPEED, f"Speed, rule: {rules(told['drafters'])}"))
     console.print(_shown(found, _QUALITY, "Quality and cost"))

@@ -1,4 +1,4 @@
-"""Dense decoders on Outrider's own CPU kernels: a pass over several rows costs little more than a pass over one.
+"""Dense decoders on Outrider's own CPU kernels: a pass over several rows costs less than as many passes.
 
 What the kernels take is read off the model's configuration (:mod:`outrider.target.native_plan`).
 """

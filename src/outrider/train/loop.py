@@ -91,6 +91,8 @@ class Task:
     held_out: Sequence[Batch]
     facts: Mapping[str, object] = field(default_factory=dict)
     """What else decides the weights, such as a name of the texts: a training begun on others cannot be gone on with."""
+    target_name: str = ""
+    """Told in what is written."""
 
 
 class Training:
@@ -118,7 +120,7 @@ class Training:
         self._workers = workers or Alone()
         self._folder, self._console = folder, console if self._workers.rank == 0 else None
         self._head = task.head.to(self._workers.device)
-        self._held_out, self._facts = task.held_out, task.facts
+        self._held_out, self._facts, self._target_name = task.held_out, task.facts, task.target_name
         self._weights = [weight for weight in self._head.parameters() if weight.requires_grad]
         self._optimiser = optimiser(self._weights, settings)
         self._progress = Progress()
@@ -380,6 +382,7 @@ class Training:
             losses=now.losses,
             stopwatch=self._stopwatch,
             measured=measured,
+            target_name=self._target_name,
         )
         if self._workers.rank == 0:
             found.write(self._folder)

@@ -15,6 +15,8 @@ _LENGTH: Final = (266, 426)
 """Top and bottom line of the lower panel."""
 _CAPTION: Final = 14
 """From a panel's caption to its top line."""
+_TITLE: Final = 54
+"""Bold letters for which there is room."""
 _MOST_POINTS: Final = 300
 _STYLE: Final = """<style>
 svg { font: 13px system-ui, sans-serif; background: #fcfcfb; }
@@ -37,7 +39,7 @@ def picture(
     """
     told = lines_of(str(law), WIDTH - 16) if law is not None and judged else []
     drawing = Drawing(WIDTH, _LENGTH[1] + 32 + len(told) * LINE, title)
-    drawing.text(8, 20, title, "title")
+    drawing.text(8, 20, title if len(title) <= _TITLE else f"{title[: _TITLE - 1]}…", "title")
     if losses:
         _loss_panel(drawing, losses)
     if judged:
@@ -51,7 +53,7 @@ def _loss_panel(drawing: Drawing, losses: Sequence[tuple[int, float]]) -> None:
     top, bottom = _LOSS
     across = Scale(max(tokens for tokens, _ in losses), _LEFT, _RIGHT)
     up = Scale(nice_end(max(1e-3, *(loss for _, loss in losses))), bottom, top)
-    drawing.text(8, top - _CAPTION, "loss over tokens trained on", "soft")
+    drawing.text(8, top - _CAPTION, f"loss over tokens trained on, {losses[-1][0]:,} in all", "soft")
     _rules(drawing, up, up.ticks)
     _marks(drawing, across, across.ticks, bottom)
     drawing.path([(across(tokens), up(max(0.0, loss))) for tokens, loss in _thinned(losses)], "s2")
@@ -65,7 +67,7 @@ def _length_panel(drawing: Drawing, judged: Sequence[tuple[int, float]], law: Fi
     reached = [law.at(across.most)] if law else []
     gained = max([length for _, length in judged] + reached) - 1
     up = Scale(1 + nice_end(max(0.1, gained)), bottom, top, least=1)  # plain decoding's τ is 1
-    drawing.text(8, top - _CAPTION, "held-out τ over tokens trained on", "soft")
+    drawing.text(8, top - _CAPTION, "held-out τ over tokens trained on, on a logarithmic axis", "soft")
     _rules(drawing, up, up.ticks)
     _marks(drawing, across, across.ticks, bottom)
     if law is not None:

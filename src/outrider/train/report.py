@@ -36,6 +36,8 @@ class Findings:
     stopwatch: Stopwatch
     measured: Mapping[str, float] = field(default_factory=dict)
     """What a recipe measured once the weights were final."""
+    target_name: str = ""
+    """What it was trained for, told in the picture."""
 
     @property
     def best(self) -> Judgement:
@@ -100,7 +102,8 @@ class Findings:
             folder: is there.
             more: further fields of the summary.
         """
-        drawn = picture(self.losses, self.curve, self.outlook.law, f"{self.method}: {self.tokens:,} tokens")
+        title = f"{self.method} for {self.target_name}" if self.target_name else self.method
+        drawn = picture(self.losses, self.curve, self.outlook.law, title)
         write_whole(folder / CURVE, lambda file: file.write(drawn.encode()))
         told = json.dumps(self.summary() | dict(more or {}), indent=1, ensure_ascii=False)
         write_whole(folder / SUMMARY, lambda file: file.write(told.encode()))

@@ -110,7 +110,8 @@ class _Job:
                 product.write(self.output / UNTRAINED, head, facts, {})
             folder = product.place(self.output, len(done))
             deciding = known | {"trained before": [fingerprint(one.head) for one in done]}
-            task = Task(stage, head, teacher, gathered.stream(settings.seed), gathered.held_out, deciding)
+            stream, held_out = gathered.stream(settings.seed), gathered.held_out
+            task = Task(stage, head, teacher, stream, held_out, deciding, self.target_name)
             done.append(Training(task, settings, folder / TRAINING, workers=working, console=self.console).run())
             if working.rank == 0:
                 product.write(folder, done[-1].head, facts, _made_by(recipe, settings, self.data))
