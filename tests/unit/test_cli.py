@@ -216,7 +216,10 @@ BAD: dict[str, tuple[list[str], str]] = {
         ["generate", "-m", "FOLDER", "--", "-hello", "--max-tokens", "4"],
         ": --max-tokens stands behind --, where nothing is an option; options go before --\n",
     ),
-    "no model to look up with": (asked("FOLDER --algorithm lookup_model"), ": lookup_model needs a draft model or"),
+    "no model to look up with": (
+        asked("FOLDER --algorithm lookup_model"),
+        ": lookup_model needs a model or head; name it with --draft-model",
+    ),
     "foreign flag for auto": (
         asked("FOLDER --algorithm auto --num-steps 2"),
         "--num-steps is not an option of suffix, which auto chose here; it has: ",

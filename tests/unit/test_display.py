@@ -119,7 +119,7 @@ def test_a_notebook_says_first_whether_it_got_faster() -> None:
     done = drafting("ngram").generate("the hat", **wish)[0]
     rounds = {1: 10, 3: 10}
     timed = PhaseSeconds(
-        draft=0.1, verify=0.3, other=0.1, rounds=20, tokens=40, by_rows=RowCosts(rounds, {1: 0.2, 3: 0.2})
+        draft=0.1, verify=0.3, other=0.1, rounds=20, tokens=40, by_rows=RowCosts(rounds, {1: 0.2, 3: 0.2}, [0.02] * 10)
     )
     stats = SpeculationStats(rounds=20, emitted=40, drafted=[20], tested=[20], accepted=[20], levels=20)
     choice = replace(done.choices[0], speculation=stats)

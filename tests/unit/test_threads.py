@@ -342,8 +342,7 @@ def test_an_interrupted_caller_leaves_the_others_alone() -> None:
     assert_clean(llm)
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_a_stream_goes_on_after_its_processor_broke_a_round_off(kind: type[BaseException]) -> None:
+def test_a_stream_goes_on_after_its_processor_broke_a_round_off() -> None:
     llm = LLM.from_model(tiny_model(), speculation="ngram")
     wish = {"max_tokens": 12, "ignore_eos": True}
     want = llm.generate([[5, 6, 7]], **wish)[0].token_ids
@@ -352,12 +351,12 @@ def test_a_stream_goes_on_after_its_processor_broke_a_round_off(kind: type[BaseE
     def interrupted(history: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
         due[0] -= 1
         if due[0] == 0:
-            raise kind
+            raise KeyboardInterrupt
         return logits
 
     found: list[int] = []
     stream = llm.stream([5, 6, 7], processors=interrupted, **wish)
-    with pytest.raises(kind):
+    with pytest.raises(KeyboardInterrupt):
         for chunk in stream:
             found += chunk.token_ids
     assert len(found) < 12

@@ -14,13 +14,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from outrider.errors import ConfigError, TrainingError
 from outrider.train.batches import Batch, Batches, InMemory, Shape, held_out_batches
+from outrider.train.identity import check_identity, identity
 from outrider.train.loop import Task, Training
 from outrider.train.recipes._blocks import choose_starts, corrected, draft_blocks
 from outrider.train.recipes._unroll import unroll
 from outrider.train.recipes.base import Recipe, recipe_class, starts
 from outrider.train.recipes.dspark import _accepted
 from outrider.train.settings import Settings
-from outrider.train.state import load_state, save_state
 from outrider.train.vocabulary import places
 from outrider.train.weights import WEIGHTINGS, Weights, d_pace, exponential, geometric
 
@@ -240,10 +240,13 @@ def test_every_weighting_names_an_option_of_every_such_recipe() -> None:
         assert Weights.of(recipe(method)).weighting in WEIGHTINGS.values()
 
 
-def test_a_state_older_than_an_option_is_gone_on_with(tmp_path: Any) -> None:
-    path = tmp_path / "state.pt"
-    save_state(path, {"identity": {"steps": 3}})
-    defaults = {"weights": "geometric", "not_of_the_identity": 1}
-    assert load_state(path, {"steps": 3, "weights": "geometric"}, defaults) is not None
-    with pytest.raises(TrainingError, match="weights = 'geometric', not 'd_pace'"):
-        load_state(path, {"steps": 3, "weights": "d_pace"}, defaults)
+@pytest.mark.parametrize("method", ["eagle3", "dspark", "dflash"])
+def test_a_state_older_than_an_option_is_gone_on_with(method: str, tmp_path: Any) -> None:
+    recipe, settings = recipe_class(method)(), Settings()
+    default = next(name for name, one in WEIGHTINGS.items() if one is Weights.of(recipe).weighting)
+    now = identity(recipe, settings, {})
+    older = {name: value for name, value in now.items() if name != "weights"}
+    check_identity(tmp_path, older, now, recipe)
+    changed = identity(dataclasses.replace(recipe, weights="d_pace"), settings, {})  # type: ignore[type-var]
+    with pytest.raises(TrainingError, match=f"--weights {default}, not d_pace"):
+        check_identity(tmp_path, older, changed, recipe)
