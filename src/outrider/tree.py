@@ -50,9 +50,10 @@ class TokenTree:
     def __post_init__(self) -> None:
         """Check what every reader relies on."""
         for name in ("tokens", "parents", "survival", "candidates"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        places = [*self.parents, *(place for item in self.candidates for place in (item.node, item.source))]
-        if any(type(place) is not int for place in places):
+            if type(value := getattr(self, name)) is not tuple:
+                object.__setattr__(self, name, tuple(value))
+        kinds = {*map(type, self.parents), *(type(item.node) for item in self.candidates)}
+        if (kinds | {type(item.source) for item in self.candidates}) - {int}:
             raise ValueError("the parents of a tree, and the nodes and sources of its candidates, are ints")
         count = len(self.tokens)
         if count == 0 or not count == len(self.parents) == len(self.survival):
