@@ -26,7 +26,7 @@ else:
 KERNELS_VARIABLE: Final = "OUTRIDER_KERNELS"
 """Names the kernels to use, for this process and those it starts; see :func:`use_kernels`."""
 SLOW_KERNELS: Final = {
-    "portable": "it has no AVX2, so a token takes about ten times as long as with AVX-512, and a prompt longer still",
+    "portable": "it has no AVX2, so a token takes several times as long as with AVX-512, and a prompt tens of times",
 }
 """Kernels that nobody would choose, and what it means that a CPU leaves no better ones."""
 _TOPOLOGY: Final = Path("/sys/devices/system/cpu")
