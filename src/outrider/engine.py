@@ -96,8 +96,9 @@ class Engine:
     def step(self) -> list[Progress]:
         """Run one round for every request that has room in it.
 
-        Whatever a round raises, no request is left half-way: each has all of the round's tokens or none, those without
-        begin again from their committed tokens, and what happened before is returned by the next call.
+        Whatever a stage of the round raises, no request is left half-way: each has all of the round's tokens or none.
+        Running requests begin again from their committed tokens, and the next call returns what happened before.  A
+        signal that arrives in the middle of a commit is not covered.
 
         Returns:
             What happened to each request that got tokens or ended.

@@ -44,7 +44,7 @@ class LLM:
         speculation: a method's name or config, a dict of ``method``, ``verifier`` and options, a
             :class:`Speculation`, or None for plain decoding.
         draft_model: a smaller model, or several, that draft where lookup finds nothing; a folder, hub id or file each.
-        head: a trained head that drafts where lookup finds nothing: its folder, or the name of one that comes along.
+        head: a trained head that drafts where lookup finds nothing: its folder, or the name of a shipped one.
         dtype: precision on the ``hf`` backend: ``float32``, ``bfloat16`` or ``float16``; ``auto`` leaves the choice to
             the backend.
         device: ``auto``, ``cpu`` or ``cuda``.

@@ -33,9 +33,7 @@ class ChainOptions:
     """The file of ``heads`` whose heads it runs."""
     automatic_rank: ClassVar[int] = 7
 
-    head: str = option(
-        "", "Folder of the trained head, or name of one that comes along.", flag="speculative-draft-model-path"
-    )
+    head: str = option("", "Folder of the trained head, or name of a shipped one.", flag="speculative-draft-model-path")
     num_draft_tokens: int = option(
         7,
         "Most drafted tokens per round; a head has no more than it was trained for.",
@@ -74,9 +72,7 @@ class TreeOptions:
     """The file of ``heads`` whose heads it runs."""
     automatic_rank: ClassVar[int] = 7
 
-    head: str = option(
-        "", "Folder of the trained head, or name of one that comes along.", flag="speculative-draft-model-path"
-    )
+    head: str = option("", "Folder of the trained head, or name of a shipped one.", flag="speculative-draft-model-path")
     num_steps: int = option(4, "Drafting depth: head steps per round.", low=0, high=64, flag="speculative-num-steps")
     topk: int = option(
         1,

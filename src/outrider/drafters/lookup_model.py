@@ -41,7 +41,7 @@ class LookupModel:
 
     model: str = option(
         "",
-        "Folder, hub id or .gguf file of the draft model, or folder of a trained head or name of one that comes along.",
+        "Folder, hub id or .gguf file of the draft model, or folder of a trained head or name of a shipped one.",
         flag="speculative-draft-model-path",
     )
     num_steps: int = option(
