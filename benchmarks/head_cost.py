@@ -27,8 +27,8 @@ from outrider import LLM, CacheConfig, SamplingParams, Speculation
 from outrider.bench.machine import facts
 from outrider.drafters.base import make_config
 from outrider.heads.checkpoint import HeadCheckpoint, TargetFacts
-from outrider.target.backends import load_model
-from outrider.target.base import TargetModel
+from outrider.models.backends import load_model
+from outrider.models.base import TargetModel
 from outrider.train.recipes.base import recipe_class
 
 CHAINS: Mapping[str, Mapping[str, Any]] = {

@@ -23,7 +23,7 @@ from rich.table import Table
 INSIDE = """
 import sys, time
 import outrider.llm
-from outrider.target.backends import LoadOptions, load_model
+from outrider.models.backends import LoadOptions, load_model
 start = time.perf_counter()
 load_model(sys.argv[1], LoadOptions(backend="native"))
 print(time.perf_counter() - start)

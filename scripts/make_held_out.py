@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from outrider.train import overlap
+from outrider.train.data import decontaminate
 
-FILE = Path(overlap.__file__).with_name("held_out.bin")
+FILE = Path(decontaminate.__file__).with_name("held_out.bin")
 
 
 def main(folder: Path) -> None:
@@ -20,7 +20,7 @@ def main(folder: Path) -> None:
         if line.strip()
         for turn in json.loads(line).get("turns", [])
     ]
-    FILE.write_bytes(overlap.HeldOut.of(turns).packed())
+    FILE.write_bytes(decontaminate.HeldOut.of(turns).packed())
     sys.stdout.write(f"{len(turns)} turns, {FILE.stat().st_size} bytes of hashes in {FILE.name}\n")
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from outrider.heads.checkpoint import CONFIG
-from outrider.target.identity import identify
-from outrider.target.loading import find
-from outrider.target.shipped import MEASURED, TARGET, Measurement
+from outrider.models.identity import identify
+from outrider.models.loading import find
+from outrider.models.shipped import MEASURED, TARGET, Measurement
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 HEADS: Final = ROOT / "assets" / "heads"

@@ -16,7 +16,7 @@ from typing import Final
 
 import outrider
 from outrider.kernels.native import cpu, missing
-from outrider.target.shipped import shipped_heads
+from outrider.models.shipped import shipped_heads
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 COMMANDS: Final = (["--help"], ["info"])
@@ -52,7 +52,7 @@ def answers() -> None:
     """A model's text, plain and speculative: the demo's with a head that came along, or a tiny one."""
     from outrider import LLM, SamplingParams, Speculation
     from outrider.heads.checkpoint import read_head
-    from outrider.target.loading import named_models
+    from outrider.models.loading import named_models
 
     check(read_head(NAMED).kind == "eagle3", f"{NAMED} is not read by its name")
     params = SamplingParams(max_tokens=24, temperature=0.7, seed=3)

@@ -7,7 +7,7 @@ from functools import lru_cache
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from outrider.target.tokenizer import Tokenizer
+from outrider.models.files.tokenizer import Tokenizer
 
 
 @lru_cache

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from tiny import VOCABULARY, tiny_module
 
-from outrider.train.teacher import Matrices
+from outrider.train.features.teacher import Matrices
 
 WIDTH, LAYERS = 32, 2
 
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """See :class:`outrider.train.batches.Captured`."""
+    """See :class:`outrider.train.features.batches.Captured`."""
 
     tokens: list[int]
     answer_start: int

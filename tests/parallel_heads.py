@@ -8,7 +8,7 @@ from tiny import VOCABULARY
 from outrider.heads.blockwise import Blockwise, BlockwiseConfig
 from outrider.heads.checkpoint import HeadCheckpoint, TargetFacts
 from outrider.heads.medusa import Medusa, MedusaConfig
-from outrider.target.base import TargetModel
+from outrider.models.base import TargetModel
 
 DEPTHS = 3
 SOME = torch.arange(1, VOCABULARY, 2)

@@ -12,7 +12,7 @@ import math
 import torch
 
 from outrider.kv.pool import LayerStore, PagedCache
-from outrider.target.base import HiddenLogits, TargetOutput
+from outrider.models.base import HiddenLogits, TargetOutput
 from outrider.tree import TreeBatch
 
 

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig
 
-from outrider.target.hf import ATTENTION, HFModel
-from outrider.target.native import NativeModel
-from outrider.target.native_weights import Quantization, RequantizedWeights, TensorWeights
+from outrider.models.hf.model import ATTENTION, HFModel
+from outrider.models.native.model import NativeModel
+from outrider.models.native.weights import Quantization, RequantizedWeights, TensorWeights
 
 VOCABULARY = 64
 Module = TypeVar("Module", bound=torch.nn.Module)

@@ -6,7 +6,7 @@ import torch
 from tiny import VOCABULARY
 
 from outrider.heads.checkpoint import HeadCheckpoint, TargetFacts
-from outrider.target.base import TargetModel
+from outrider.models.base import TargetModel
 from outrider.train.recipes.base import recipe_class, trainable
 
 SOME = torch.arange(0, VOCABULARY, 2)

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from captured import LAYERS, TinyTarget, teacher, texts
 
-from outrider.train.batches import Batches, InMemory, Shape, Stream, held_out_batches
-from outrider.train.loop import Task, Training
+from outrider.train.features.batches import Batches, InMemory, Shape, Stream, held_out_batches
+from outrider.train.loop.loop import Task, Training
+from outrider.train.loop.workers import workers
 from outrider.train.recipes.base import recipe_class
 from outrider.train.settings import Settings
-from outrider.train.workers import workers
 
 STEPS = 30
 SHAPE = Shape(layers=(LAYERS,), rows=96)

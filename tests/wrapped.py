@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.target.base import TargetModel
+from outrider.models.base import TargetModel
 
 
 class Wrapped:

@@ -23,7 +23,7 @@ from result import write_file
 
 from outrider.bench.machine import facts
 from outrider.bench.prompts import read_prompts
-from outrider.target.loading import find, open_model
+from outrider.models.loading import find, open_model
 
 HERE: Final = Path(__file__).parent
 METHODS: Final = {

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the scripts' common part l
 from result import write_file
 
 from outrider.bench.machine import facts
-from outrider.target.loading import open_model
+from outrider.models.loading import open_model
 
 
 def main() -> int:

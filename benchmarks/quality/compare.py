@@ -30,10 +30,10 @@ from result import write_file
 from outrider.bench.machine import facts
 from outrider.kernels.native import set_threads
 from outrider.kv.pool import PagedCache
-from outrider.target.backends import LoadOptions, load_model
-from outrider.target.base import TargetModel
-from outrider.target.loading import ModelFiles, find, open_model
-from outrider.target.native import NativeModel
+from outrider.models.backends import LoadOptions, load_model
+from outrider.models.base import TargetModel
+from outrider.models.loading import ModelFiles, find, open_model
+from outrider.models.native.model import NativeModel
 from outrider.tree import SequenceRows, TreeBatch
 
 HERE: Final = Path(__file__).parent

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outrider.completion import Choice, Chunk, Completion
     from outrider.config import CacheConfig, SchedulerConfig, Speculation
+    from outrider.engine.driver import Stream
+    from outrider.engine.stopping import FinishReason
     from outrider.errors import ConfigError, ModelError, NumericsError, OutriderError, RequestError
     from outrider.llm import LLM
     from outrider.sampling.params import SamplingParams
-    from outrider.shared import Stream
-    from outrider.stopping import FinishReason
 
 _HOMES = {
     "LLM": "llm",
@@ -27,8 +27,8 @@ _HOMES = {
     "Completion": "completion",
     "Choice": "completion",
     "Chunk": "completion",
-    "Stream": "shared",
-    "FinishReason": "stopping",
+    "Stream": "engine.driver",
+    "FinishReason": "engine.stopping",
     "OutriderError": "errors",
     "ConfigError": "errors",
     "ModelError": "errors",

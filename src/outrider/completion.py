@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from outrider.engine.request import Request, TokenLogprob
+from outrider.engine.stopping import FinishReason
 from outrider.metrics import PhaseSeconds, Prediction, SpeculationStats
-from outrider.request import Request, TokenLogprob
-from outrider.stopping import FinishReason
 
 if TYPE_CHECKING:
-    from outrider.stopping import TokenStream
+    from outrider.engine.stopping import TokenStream
 
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxstring = 60

@@ -10,9 +10,9 @@ from operator import index
 from typing import Any, Final
 
 from outrider.errors import ConfigError, RequestError, counted
+from outrider.models.backends import LoadOptions
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.values import listed, plain
-from outrider.target.backends import LoadOptions
+from outrider.values import listed, plain
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or a dict of either; arrays and tensors of ids are read too."""

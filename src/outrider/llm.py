@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from rich.progress import Progress as ProgressBar
 
-from outrider.assembly import Assembled, Loader, assemble, planned
 from outrider.completion import Completion
 from outrider.config import CacheConfig, SchedulerConfig, Speculation
 from outrider.drafters.base import DrafterConfig
-from outrider.engine import Engine
+from outrider.engine.build import Assembled, Loader, assemble, planned
+from outrider.engine.driver import SharedEngine, Stream
+from outrider.engine.engine import Engine
 from outrider.errors import ConfigError, RequestError
 from outrider.heads.checkpoint import HeadCheckpoint
 from outrider.inputs import Params, Prompt, read_load_options, read_params, read_prompt, read_prompts, refuse_unknown
 from outrider.messages import Messages, Tool, read_conversations, read_template
+from outrider.models.backends import load_model
+from outrider.models.base import TargetModel
+from outrider.models.files.tokenizer import Tokenizer
+from outrider.models.loading import heads_beside
 from outrider.notebook import table_html
 from outrider.sampling.params import SamplingParams
-from outrider.shared import SharedEngine, Stream
-from outrider.target.backends import load_model
-from outrider.target.base import TargetModel
-from outrider.target.loading import heads_beside
-from outrider.target.tokenizer import Tokenizer
 from outrider.verify.base import rule_label
 
 if TYPE_CHECKING:

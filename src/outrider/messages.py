@@ -39,7 +39,7 @@ def read_conversations(given: Any) -> tuple[list[list[dict[str, Any]]], bool]:
 def read_template(
     tools: Any, add_generation_prompt: bool | None, continue_final_message: bool, further: Any
 ) -> dict[str, Any]:
-    """What a template is told beside the messages, as :meth:`outrider.target.tokenizer.Tokenizer.apply_chat_template`.
+    """Variables of a chat template beside the messages, as ``Tokenizer.apply_chat_template`` takes them.
 
     Args:
         tools: functions, or dicts with a JSON schema.

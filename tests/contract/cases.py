@@ -20,7 +20,7 @@ from outrider.config import CacheConfig, SchedulerConfig
 from outrider.drafters.base import DrafterConfig, config_class, make_config, methods
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import HeadCheckpoint, write_head
-from outrider.target.base import TargetModel
+from outrider.models.base import TargetModel
 from outrider.verify import check_exact, make_verifier, registered
 
 DRAFT_MODELS = {"good": "near the target", "bad": "random"}

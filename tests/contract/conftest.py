@@ -10,8 +10,8 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _no_drafter_fails(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    with caplog.at_level(logging.WARNING, logger="outrider.guard"):
+    with caplog.at_level(logging.WARNING, logger="outrider.engine.guard"):
         yield
-    failures = [record.getMessage() for record in caplog.get_records("call") if record.name == "outrider.guard"]
+    failures = [record.getMessage() for record in caplog.get_records("call") if record.name == "outrider.engine.guard"]
     if not request.node.get_closest_marker("faulty_drafter"):
         assert failures == [], "a drafter was switched off behind the test's back"

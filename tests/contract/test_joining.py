@@ -19,9 +19,9 @@ from contract.cases import ON_DISK, by_id, configs, heads_of
 from contract.test_lossless import assert_clean, target_only_rules
 from outrider import LLM, CacheConfig, Choice, SamplingParams, SchedulerConfig, Speculation
 from outrider.drafters.base import DrafterConfig
-from outrider.request import Request, TokenLogprob
-from outrider.stopping import FinishReason
-from outrider.target.base import TargetModel
+from outrider.engine.request import Request, TokenLogprob
+from outrider.engine.stopping import FinishReason
+from outrider.models.base import TargetModel
 
 CASES = [case for case, _ in configs("good") if case not in ON_DISK]
 """The heads on disk are made for a target of another vocabulary."""

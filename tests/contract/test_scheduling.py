@@ -17,10 +17,10 @@ from contract.cases import BACKENDS, PROMPTS, by_id, configs, make
 from contract.test_lossless import GREEDY, SETTINGS, answers, assert_clean, plain
 from outrider import CacheConfig, SamplingParams, SchedulerConfig
 from outrider.drafters.base import DraftSequence, Needs, changed
-from outrider.request import Request
-from outrider.stopping import FinishReason
-from outrider.target.base import TargetOutput
-from outrider.target.hf import HFModel
+from outrider.engine.request import Request
+from outrider.engine.stopping import FinishReason
+from outrider.models.base import TargetOutput
+from outrider.models.hf.model import HFModel
 from outrider.tree import TokenTree
 
 CASES = [case for case, _ in configs("good")]
@@ -220,7 +220,7 @@ def test_a_network_that_always_fails_is_told_of_once_for_each_request(
         raise RuntimeError("out of memory, say")
 
     monkeypatch.setattr(drafter._runner if hasattr(drafter, "_runner") else drafter._model, NETWORKS[case], broken)
-    with caplog.at_level(logging.WARNING, logger="outrider.guard"):
+    with caplog.at_level(logging.WARNING, logger="outrider.engine.guard"):
         done = llm.generate(PROMPTS, GREEDY)
     assert [c.token_ids for c in done] == plain("greedy")
     told = [record.getMessage() for record in caplog.records if "out of memory" in record.getMessage()]

@@ -21,12 +21,12 @@ from outrider import LLM, CacheConfig, Choice, RequestError, SamplingParams, Sch
 from outrider.drafters.base import DraftContext, DraftSequence, Needs
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.ngram import Ngram
+from outrider.engine.guard import GuardedDrafter
+from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError, ModelError
-from outrider.guard import GuardedDrafter
 from outrider.kv.pool import KVPool
-from outrider.stopping import FinishReason
-from outrider.target.base import HiddenLogits, TargetModel, TargetOutput
-from outrider.target.hf import ATTENTION, HFModel
+from outrider.models.base import HiddenLogits, TargetModel, TargetOutput
+from outrider.models.hf.model import ATTENTION, HFModel
 from outrider.tree import SequenceRows, TokenTree, TreeBatch
 
 END, STOP = sorted(byte_tokenizer().eos_ids)

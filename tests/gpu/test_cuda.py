@@ -12,7 +12,7 @@ from tiny import tiny_module
 
 from outrider import LLM
 from outrider.drafters.base import DrafterConfig
-from outrider.target.hf import HFModel
+from outrider.models.hf.model import HFModel
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from outrider.target.hf import ATTENTION
+from outrider.models.hf.model import ATTENTION
 
 VOCABULARY = 64
 WINDOW = 8  # shorter than the texts, so that a window that is not obeyed shows

@@ -9,7 +9,7 @@ import torch
 from families import VOCABULARY
 
 from outrider.kv.pool import PagedCache
-from outrider.target.hf import HFModel
+from outrider.models.hf.model import HFModel
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder, root_only
 
 FILLER = 5

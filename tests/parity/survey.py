@@ -20,7 +20,7 @@ from flat_contract import FlatRun, Outcome, StockRun
 from transformers import CONFIG_MAPPING
 
 from outrider.errors import ModelError
-from outrider.target import hf_names
+from outrider.models.hf import transformers_api
 
 TOLERANCE = 1e-4
 SENSITIVE = 10 * TOLERANCE
@@ -68,11 +68,11 @@ def examine_all() -> Iterator[Finding]:
 def _run(model_type: str, variant: Variant | None) -> Outcome:
     default = default_config(CONFIG_MAPPING[model_type])
     if default is not None and variant is None:
-        hf_names.check_config(default)  # most refusals need no tiny model
+        transformers_api.check_config(default)  # most refusals need no tiny model
     config = tiny_config(model_type, variant.values if variant else None)
-    hf_names.check_config(config)
+    transformers_api.check_config(config)
     dtype = torch.float64 if model_type in PRECISE else torch.float32
     stock, served = build_pair(config, dtype=dtype)
-    context = variant.context if variant else hf_names.context_length(config)
+    context = variant.context if variant else transformers_api.context_length(config)
     length = context if variant and variant.longest_chooses else 0
     return FlatRun(StockRun(stock, length), served, context).run()

@@ -21,8 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from outrider.errors import ModelError
 from outrider.kernels.native import cpu, missing
 from outrider.kv.pool import KVPool
-from outrider.target.backends import LoadOptions, load_model
-from outrider.target.native_plan import FAMILIES
+from outrider.models.backends import LoadOptions, load_model
+from outrider.models.native.plan import FAMILIES
 from outrider.tree import SequenceRows, TreeBatch
 
 pytestmark = [

@@ -14,11 +14,11 @@ from survey import SENSITIVE, TOLERANCE, examine
 
 from outrider.errors import ModelError
 from outrider.kv.pool import PagedCache
-from outrider.target import hf_names
-from outrider.target.hf import HFModel
-from outrider.target.pass_plan import Reach
-from outrider.target.selfcheck import compare_with_eager
-from outrider.target.verified import VERIFIED
+from outrider.models.hf import transformers_api
+from outrider.models.hf.model import HFModel
+from outrider.models.hf.selfcheck import compare_with_eager
+from outrider.models.hf.verified import VERIFIED
+from outrider.models.pass_plan import Reach
 from outrider.tree import SequenceRows, TreeBatch, root_only
 
 TABLE = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
@@ -120,7 +120,7 @@ def test_an_unknown_class_whose_window_is_not_obeyed_is_refused(
     _, served = build_pair(tiny_config("mistral"), dtype=dtype)
     model = HFModel(served, architecture="MistralForCausalLM", context_length=CONTEXT)
     compare_with_eager(model, served, "MistralForCausalLM")
-    monkeypatch.setattr(hf_names, "_read_reach", lambda module, options: Reach())
+    monkeypatch.setattr(transformers_api, "_read_reach", lambda module, options: Reach())
     with pytest.raises(ModelError, match=re.escape("SomethingNew is not among the verified classes")):
         HFModel(served, architecture="SomethingNew", context_length=CONTEXT)
 

@@ -12,9 +12,9 @@ from tiny import tiny_module
 
 from outrider.errors import ModelError
 from outrider.kv.pool import KVPool
-from outrider.target import hf_names
-from outrider.target.base import TargetOutput
-from outrider.target.hf import HFModel
+from outrider.models.base import TargetOutput
+from outrider.models.hf import transformers_api
+from outrider.models.hf.model import HFModel
 from outrider.tree import SequenceRows, TreeBatch
 
 PLAIN = ("llama", "qwen3", "phi3", "mixtral", "deepseek_v3", "llama4_text", "nemotron")
@@ -59,7 +59,7 @@ def test_the_head_makes_a_pass_logits_of_its_final_rows(model_type: str) -> None
 def test_embeddings_are_what_the_first_block_reads(model_type: str) -> None:
     served = model(model_type)
     read: list[torch.Tensor] = []
-    hook = hf_names.decoder_layers(served.module)[0].register_forward_pre_hook(
+    hook = transformers_api.decoder_layers(served.module)[0].register_forward_pre_hook(
         lambda module, inputs, options: read.append(inputs[0] if inputs else options["hidden_states"]),
         with_kwargs=True,
     )

@@ -33,7 +33,7 @@ from outrider.heads.packed import Packing, pack
 from outrider.heads.runner import FeatureRunner, attend_by
 from outrider.kernels.native import cpu, missing, physical_cores
 from outrider.kv.pool import KVPool, PagedCache
-from outrider.target.pass_plan import PassPlan
+from outrider.models.pass_plan import PassPlan
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder, root_only
 
 pytestmark = pytest.mark.skipif(cpu is None, reason=f"{missing}")

@@ -16,12 +16,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from outrider.errors import ModelError
 from outrider.kernels.native import cpu, missing, physical_cores
 from outrider.kv.pool import KVPool, PagedCache
-from outrider.target.base import TargetOutput
-from outrider.target.hf import ATTENTION, HFModel
-from outrider.target.hf_blueprint import blueprint
-from outrider.target.native import NativeModel
-from outrider.target.native_plan import FAMILIES, reason_against
-from outrider.target.native_weights import Quantization, RequantizedWeights, TensorWeights
+from outrider.models.base import TargetOutput
+from outrider.models.hf.blueprint import blueprint
+from outrider.models.hf.model import ATTENTION, HFModel
+from outrider.models.native.model import NativeModel
+from outrider.models.native.plan import FAMILIES, reason_against
+from outrider.models.native.weights import Quantization, RequantizedWeights, TensorWeights
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder, root_only
 
 pytestmark = pytest.mark.skipif(cpu is None, reason=f"{missing}")

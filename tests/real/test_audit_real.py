@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.cli import main
-from outrider.target.loading import models_folder
+from outrider.models.loading import models_folder
 
 pytestmark = pytest.mark.real
 

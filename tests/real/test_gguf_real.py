@@ -15,11 +15,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from outrider.target.dequantize import dequantize
-from outrider.target.gguf import read_gguf
-from outrider.target.gguf_tokenizer import build_tokenizer
-from outrider.target.loading import load, models_folder
-from outrider.target.tokenizer import Tokenizer
+from outrider.models.files.dequantize import dequantize
+from outrider.models.files.gguf import read_gguf
+from outrider.models.files.gguf_tokenizer import build_tokenizer
+from outrider.models.files.tokenizer import Tokenizer
+from outrider.models.loading import load, models_folder
 
 pytestmark = pytest.mark.real
 

@@ -15,11 +15,11 @@ from outrider.drafters._trained import head_config
 from outrider.drafters.base import DrafterConfig, config_class, methods
 from outrider.heads.checkpoint import HeadCheckpoint
 from outrider.kv.pool import KVPool
-from outrider.target.backends import LoadOptions, load_model
-from outrider.target.base import TargetModel
-from outrider.target.loading import find
-from outrider.target.shipped import shipped_heads
-from outrider.target.tokenizer import Tokenizer
+from outrider.models.backends import LoadOptions, load_model
+from outrider.models.base import TargetModel
+from outrider.models.files.tokenizer import Tokenizer
+from outrider.models.loading import find
+from outrider.models.shipped import shipped_heads
 from outrider.tree import SequenceRows, TreeBatch
 from outrider.verify import registered
 from outrider.verify.base import Draws

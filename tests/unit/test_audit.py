@@ -31,10 +31,10 @@ from outrider.audit.frequencies import ITSELF, TARGET, Here, Redraw, check_frequ
 from outrider.audit.parts import PAGE
 from outrider.audit.report import CheckResult, Proof
 from outrider.audit.stages import FALSE_ALARM, FrequencyStages, TextStages
+from outrider.audit.tie_rule import penalised, rounding, survivors
 from outrider.drafters.draft_model import DraftModel
 from outrider.errors import ConfigError
 from outrider.sampling.sampler import RequestSampler
-from outrider.tie import penalised, rounding, survivors
 from outrider.verify import Verdict, make_verifier
 from outrider.verify.coupled import Coupled
 from outrider.verify.rejection import Rejection

@@ -18,9 +18,9 @@ from outrider.audit.frequencies import Here, check_frequencies, seek
 from outrider.audit.miniature import LENGTH, PROMPT, SETTINGS, VOCABULARY, Miniature
 from outrider.audit.parts import Parts
 from outrider.audit.stages import FEWEST_MINIATURES, _self_draft
+from outrider.audit.tie_rule import adjusted, survivors
 from outrider.drafters.base import DrafterConfig
 from outrider.sampling.sampler import Path, RequestSampler
-from outrider.tie import adjusted, survivors
 from outrider.verify import make_verifier
 from outrider.verify.rejection import Rejection
 

@@ -16,9 +16,9 @@ from outrider import LLM
 from outrider.errors import ConfigError, ModelError
 from outrider.kernels.native import cpu, missing
 from outrider.kv.pool import KVPool
-from outrider.target.backends import LoadOptions, load_model
-from outrider.target.hf import HFModel
-from outrider.target.native import NativeModel
+from outrider.models.backends import LoadOptions, load_model
+from outrider.models.hf.model import HFModel
+from outrider.models.native.model import NativeModel
 from outrider.tree import SequenceRows, TreeBatch
 
 pytestmark = pytest.mark.skipif(cpu is None, reason=f"{missing}")
@@ -171,7 +171,7 @@ def test_a_device_that_was_asked_for_is_told_and_one_that_is_there_is_not(
     level: int,
 ) -> None:
     """A device without memory stands for the GPU."""
-    monkeypatch.setattr("outrider.target.backends.resolve_device", lambda name: torch.device("meta"))
+    monkeypatch.setattr("outrider.models.backends.resolve_device", lambda name: torch.device("meta"))
     folder = changed(tmp_path, as_they_are)
     with caplog.at_level(logging.INFO, "outrider"):
         load_model(folder, LoadOptions(device=device))

@@ -15,7 +15,7 @@ import pytest
 import torch
 from tiny_folder import make_folder
 
-from outrider import tie
+from outrider.audit import tie_rule
 from outrider.bench import runner
 from outrider.bench.equality import first_difference
 from outrider.bench.machine import bytes_per_token, commit, facts, parameter_bytes
@@ -29,7 +29,7 @@ from outrider.cli import main
 from outrider.cli.options import MethodFlags
 from outrider.errors import ConfigError
 from outrider.kernels.native import cpu
-from outrider.target.native import NativeModel
+from outrider.models.native.model import NativeModel
 from outrider.tree import TokenTree
 from outrider.verify import registered
 from outrider.verify.base import Rows, Verdict
@@ -352,7 +352,7 @@ class TestBench:
 
     def test_a_tie_is_excused_and_counted(self, bench: Bench, drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(registered()["coupled"], "accept", accept_everything)
-        monkeypatch.setattr(tie, "SCORE", 1e9)
+        monkeypatch.setattr(tie_rule, "SCORE", 1e9)
         flags = ("--backend", "hf", "--algorithms", "draft_model", "--speculative-draft-model-path", drafter)
         for entry in overall(bench(*flags), "draft_model"):
             facts = entry["identical"]

@@ -10,7 +10,7 @@ from byte_text import SIZE, byte_tokenizer
 from tiny import tiny_model
 
 from outrider import LLM, ModelError, RequestError, SamplingParams
-from outrider.target.tokenizer import Tokenizer
+from outrider.models.files.tokenizer import Tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"

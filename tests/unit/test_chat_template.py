@@ -14,10 +14,10 @@ from tiny_folder import make_folder
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from outrider.errors import ModelError, OutriderError, RequestError
-from outrider.target.gguf import read_gguf
-from outrider.target.gguf_tokenizer import build_tokenizer
-from outrider.target.loading import open_model
-from outrider.target.tokenizer import Tokenizer
+from outrider.models.files.gguf import read_gguf
+from outrider.models.files.gguf_tokenizer import build_tokenizer
+from outrider.models.files.tokenizer import Tokenizer
+from outrider.models.loading import open_model
 
 USER = [{"role": "user", "content": "hi"}]
 

@@ -59,7 +59,7 @@ class TestChat:
     def test_interrupt_stops_the_answer_only(
         self, capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from outrider.engine import Engine
+        from outrider.engine.engine import Engine
 
         plain_step, calls = Engine.step, []
 

@@ -21,7 +21,7 @@ from outrider.drafters.base import config_class, methods
 from outrider.heads.checkpoint import write_head
 from outrider.kernels.native import cpu, kernel_names, use_kernels
 from outrider.metrics import FEWEST_ONE_ROW_ROUNDS, RowCosts
-from outrider.target.backends import load_model
+from outrider.models.backends import load_model
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from outrider.bench.machine import quick_facts
 from outrider.cli.method_options import all_options, spellings
 from outrider.drafters.base import methods
 from outrider.kernels.native import cpu
-from outrider.target.backends import backends
+from outrider.models.backends import backends
 from outrider.verify import registered
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.target import dequantize as module
-from outrider.target.dequantize import TENSOR_KINDS, Job, TensorKind, dequantize
+from outrider.models.files import dequantize as module
+from outrider.models.files.dequantize import TENSOR_KINDS, Job, TensorKind, dequantize
 
 KINDS = list(TENSOR_KINDS.items())
 NAMES = [kind.name for kind in TENSOR_KINDS.values()]

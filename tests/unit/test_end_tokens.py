@@ -13,11 +13,11 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from outrider.errors import ModelError
-from outrider.target.end_tokens import END_TOKENS, named_ends
-from outrider.target.gguf import read_gguf
-from outrider.target.gguf_tokenizer import build_tokenizer
-from outrider.target.loading import open_model
-from outrider.target.tokenizer import Tokenizer
+from outrider.models.files.end_tokens import END_TOKENS, named_ends
+from outrider.models.files.gguf import read_gguf
+from outrider.models.files.gguf_tokenizer import build_tokenizer
+from outrider.models.files.tokenizer import Tokenizer
+from outrider.models.loading import open_model
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 NAMES = [end.text for end in END_TOKENS]

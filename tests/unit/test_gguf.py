@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import ModelError
-from outrider.target.dequantize import dequantize
-from outrider.target.gguf import read_gguf
-from outrider.target.gguf_config import plan_model
-from outrider.target.gguf_tokenizer import build_tokenizer
+from outrider.models.files.dequantize import dequantize
+from outrider.models.files.gguf import read_gguf
+from outrider.models.files.gguf_config import plan_model
+from outrider.models.files.gguf_tokenizer import build_tokenizer
 
 STRING, ARRAY = 8, 9
 

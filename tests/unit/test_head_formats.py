@@ -359,7 +359,7 @@ def test_a_drafter_loads_it_by_path_and_changes_nothing(
     plain = LLM.from_model(target, speculation="none")
     texts = [[one.token_ids for one in each.generate(prompts, wanted)] for each in (drafting, plain)]
     assert texts[0] == texts[1]
-    assert [record for record in caplog.records if record.name == "outrider.guard"] == []
+    assert [record for record in caplog.records if record.name == "outrider.engine.guard"] == []
 
 
 def test_what_was_read_can_be_kept_in_our_own_format(tmp_path: Path) -> None:

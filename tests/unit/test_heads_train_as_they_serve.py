@@ -16,13 +16,13 @@ from outrider.heads import block_runner, runner
 from outrider.heads.block_runner import BlockRunner
 from outrider.heads.runner import FeatureRunner
 from outrider.kv.pool import PagedCache
-from outrider.target.hf import HFModel
-from outrider.train.batches import Batch
-from outrider.train.calibration import calibration_error, cross_checked, scaling_temperatures
+from outrider.models.hf.model import HFModel
+from outrider.train.features.batches import Batch
+from outrider.train.features.teacher import Matrices
 from outrider.train.recipes._blocks import corrected, draft_blocks
+from outrider.train.recipes._calibration import calibration_error, cross_checked, scaling_temperatures
 from outrider.train.recipes._unroll import unroll
 from outrider.train.recipes.base import recipe_class
-from outrider.train.teacher import Matrices
 from outrider.tree import SequenceRows, TreeBatch, TreeBuilder
 
 LENGTH, START = 20, 11

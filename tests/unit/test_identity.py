@@ -11,7 +11,7 @@ from gguf_files import TinyFile
 from torch import nn
 
 from outrider.errors import ModelError
-from outrider.target.identity import identify, is_same_model, read_identity
+from outrider.models.identity import identify, is_same_model, read_identity
 
 ARCHITECTURES = ("llama", "qwen2")
 """Of the first, the converter reorders rows; the second has biases."""

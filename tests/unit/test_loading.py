@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from outrider.errors import ModelError
-from outrider.target.gguf import read_gguf
-from outrider.target.gguf_tokenizer import build_tokenizer
-from outrider.target.loading import LoadedModel, find, heads_beside, load, named_models
+from outrider.models.files.gguf import read_gguf
+from outrider.models.files.gguf_tokenizer import build_tokenizer
+from outrider.models.loading import LoadedModel, find, heads_beside, load, named_models
 
 ROWS = torch.tensor([[1, 5, 9, 200, 42, 7, 7, 3]])
 LLAMA3_ROPE = {

@@ -8,7 +8,8 @@ import pytest
 from tiny import tiny_model
 from wrapped import Wrapped
 
-from outrider import LLM, SamplingParams, engine
+from outrider import LLM, SamplingParams
+from outrider.engine import engine
 from outrider.metrics import FEWEST_ONE_ROW_ROUNDS, PhaseSeconds, Prediction, RowCosts, SpeculationStats
 
 REPEATED = [5, 6, 7, 8] * 6

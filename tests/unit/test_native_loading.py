@@ -23,8 +23,8 @@ from tiny_folder import make_folder
 from outrider.errors import ModelError
 from outrider.kernels.native import cpu, missing
 from outrider.kv.pool import KVPool
-from outrider.target.backends import LoadOptions, load_model
-from outrider.target.native_plan import FAMILIES
+from outrider.models.backends import LoadOptions, load_model
+from outrider.models.native.plan import FAMILIES
 from outrider.tree import SequenceRows, TreeBatch
 
 pytestmark = pytest.mark.skipif(cpu is None, reason=f"{missing}")

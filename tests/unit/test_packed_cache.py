@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.kernels.native import cpu, missing
-from outrider.target import native_weights, packed_cache
-from outrider.target.native_weights import StoredMatrix, pack_all
-from outrider.target.packed_cache import PackedEntry
+from outrider.models.native import packed_cache
+from outrider.models.native import weights as native_weights
+from outrider.models.native.packed_cache import PackedEntry
+from outrider.models.native.weights import StoredMatrix, pack_all
 
 pytestmark = pytest.mark.skipif(cpu is None, reason=f"{missing}")
 

@@ -62,7 +62,7 @@ def test_the_text_is_the_targets_own(backend: str, case: str, setting: str, capl
     speculating = llm(case, backend)
     texts = [completion.token_ids for completion in speculating.generate(PROMPTS, SAMPLED[setting])]
     assert texts == plain(backend, setting)
-    assert [record for record in caplog.records if record.name == "outrider.guard"] == []
+    assert [record for record in caplog.records if record.name == "outrider.engine.guard"] == []
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -15,8 +15,8 @@ import pytest
 from outrider.bench.page import page
 from outrider.bench.svg import Box, Drawing, LogScale, Scale, lines_of, nice_end
 from outrider.study.plot import picture as study_picture
-from outrider.train.curve import fit
-from outrider.train.plot import picture as training_picture
+from outrider.train.report.curve import fit
+from outrider.train.report.plot import picture as training_picture
 
 RESULTS = Path(__file__).parents[2] / "results"
 DOCS = Path(__file__).parents[2] / "docs"

@@ -16,11 +16,11 @@ from outrider.audit.prompts import read_prompts as audited
 from outrider.bench.prompts import form
 from outrider.bench.prompts import read_prompts as benched
 from outrider.errors import ConfigError, ModelError
+from outrider.models.files.tokenizer import Tokenizer
 from outrider.prompts import Prompt, built_in, read
 from outrider.prompts.prompt import Messages
-from outrider.target.tokenizer import Tokenizer
-from outrider.train.overlap import HeldOut, evaluation_prompts
-from outrider.train.prompts import read_prompts as trained_on
+from outrider.train.data.decontaminate import HeldOut, evaluation_prompts
+from outrider.train.data.prompts import read_prompts as trained_on
 
 ASKED = "What is a lighthouse for?"
 SEPARATED = "One line,\u2028another,\u2029a third,\x85a fourth\x0band\x0cso on"

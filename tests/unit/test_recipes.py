@@ -10,7 +10,7 @@ from captured import LAYERS, TinyTarget, teacher, texts
 from tiny import VOCABULARY
 
 from outrider.errors import ConfigError
-from outrider.train.batches import Batch, Shape
+from outrider.train.features.batches import Batch, Shape
 from outrider.train.objectives.base import make_objective
 from outrider.train.recipes.base import Acceptance, Recipe, chain_acceptance, recipe_class, starts, trainable
 

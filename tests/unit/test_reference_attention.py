@@ -9,7 +9,7 @@ import torch
 
 from outrider.kernels.fused import FOLDED_ROWS, fused_attention, spread_bias
 from outrider.kernels.reference import tree_attention
-from outrider.target.pass_plan import Reach, SequencePlan
+from outrider.models.pass_plan import Reach, SequencePlan
 
 WIDTH, VALUE_WIDTH, SCALING = 8, 6, 0.3
 

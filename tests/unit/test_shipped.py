@@ -18,10 +18,10 @@ from gguf_files import TinyFile
 from outrider.drafters.base import automatic_config, named_models
 from outrider.errors import ModelError
 from outrider.heads.checkpoint import kind_of, read_head
-from outrider.target import shipped
-from outrider.target.identity import identify
-from outrider.target.loading import heads_beside
-from outrider.target.shipped import MEASURED, TARGET, WORKLOADS, Measurement, ShippedHead, head_folder, shipped_heads
+from outrider.models import shipped
+from outrider.models.identity import identify
+from outrider.models.loading import heads_beside
+from outrider.models.shipped import MEASURED, TARGET, WORKLOADS, Measurement, ShippedHead, head_folder, shipped_heads
 
 ROOT = Path(__file__).parents[2]
 HEADS = ROOT / "assets" / "heads"

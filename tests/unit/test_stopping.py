@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.engine.stopping import FinishReason, Stopper
 from outrider.sampling.params import SamplingParams
-from outrider.stopping import FinishReason, Stopper
 
 
 class Pieces:

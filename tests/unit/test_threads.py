@@ -18,10 +18,10 @@ from contract.test_lossless import assert_clean
 from tiny import tiny_model, tiny_native
 
 from outrider import LLM, CacheConfig, Choice, RequestError, SchedulerConfig
-from outrider.engine import Engine, Progress
-from outrider.shared import Stream
-from outrider.stopping import FinishReason
-from outrider.target.tokenizer import Tokenizer
+from outrider.engine.driver import Stream
+from outrider.engine.engine import Engine, Progress
+from outrider.engine.stopping import FinishReason
+from outrider.models.files.tokenizer import Tokenizer
 
 TIMEOUT = 120.0
 THREADS, JOBS = 6, 10

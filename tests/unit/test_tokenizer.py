@@ -16,9 +16,9 @@ from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
 from outrider.errors import ModelError
-from outrider.target.gguf import read_gguf
-from outrider.target.gguf_tokenizer import SPLITTERS, _byte_level_bpe, build_tokenizer
-from outrider.target.tokenizer import Tokenizer
+from outrider.models.files.gguf import read_gguf
+from outrider.models.files.gguf_tokenizer import SPLITTERS, _byte_level_bpe, build_tokenizer
+from outrider.models.files.tokenizer import Tokenizer
 
 DATA = Path(__file__).parents[1] / "data"
 TEXTS = json.loads(gzip.decompress((DATA / "tokenizer_ids_smollm2.json.gz").read_bytes()))["texts"]

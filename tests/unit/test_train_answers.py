@@ -14,11 +14,11 @@ from tiny_folder import make_folder
 from outrider.errors import ConfigError, RequestError
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
-from outrider.train import regenerate as regenerate_module
-from outrider.train.abreast import Job, complete
-from outrider.train.example import Example
-from outrider.train.prompts import Prompt
-from outrider.train.regenerate import AnswerConfig, AnswerReport, read_answers, regenerate
+from outrider.train.data import regenerate as regenerate_module
+from outrider.train.data.example import Example
+from outrider.train.data.in_parallel import Job, complete
+from outrider.train.data.prompts import Prompt
+from outrider.train.data.regenerate import AnswerConfig, AnswerReport, read_answers, regenerate
 
 CONFIG = AnswerConfig(max_tokens=6, abreast=4)
 PROMPTS = [Prompt.asked(f"question {'ab' * (number % 5)} {number}") for number in range(12)]

@@ -15,10 +15,10 @@ from tiny import tiny_model, tiny_native
 from wrapped import Wrapped
 
 from outrider.errors import ConfigError
-from outrider.target.base import TargetModel
-from outrider.train.batches import Batch, Batches, InMemory, Shape, held_out_batches, shifted
-from outrider.train.teacher import Matrices
-from outrider.train.vocabulary import draft_vocabulary, places
+from outrider.models.base import TargetModel
+from outrider.train.features.batches import Batch, Batches, InMemory, Shape, held_out_batches, shifted
+from outrider.train.features.teacher import Matrices
+from outrider.train.features.vocabulary import draft_vocabulary, places
 
 
 def text(length: int, start: int, name: int = 0) -> Text:

@@ -19,15 +19,15 @@ from tiny_folder import make_folder
 from outrider.errors import ConfigError, NumericsError
 from outrider.kernels.native import cpu
 from outrider.llm import LLM
-from outrider.target.base import TargetModel
-from outrider.train import buffer as buffer_module
-from outrider.train.batches import Shards
-from outrider.train.buffer import Captured, FeatureBuffer, row_bytes
-from outrider.train.capture import capture, capture_each, captured_layers
-from outrider.train.example import Example
-from outrider.train.prompts import Prompt
-from outrider.train.regenerate import AnswerConfig
-from outrider.train.sources import Online, Streamed
+from outrider.models.base import TargetModel
+from outrider.train.data.example import Example
+from outrider.train.data.prompts import Prompt
+from outrider.train.data.regenerate import AnswerConfig
+from outrider.train.features import buffer as buffer_module
+from outrider.train.features.batches import Shards
+from outrider.train.features.buffer import Captured, FeatureBuffer, row_bytes
+from outrider.train.features.capture import capture, capture_each, captured_layers
+from outrider.train.features.sources import Online, Streamed
 
 BACKENDS = [
     pytest.param(tiny_model, id="hf"),

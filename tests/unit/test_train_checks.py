@@ -16,7 +16,7 @@ from train_commands import METHOD, make_place, words
 from outrider.cli import main
 from outrider.errors import ConfigError
 from outrider.train import checks
-from outrider.train.locks import alone
+from outrider.train.loop.locks import alone
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,7 @@ def test_prompts_that_leave_no_room_for_an_answer_are_refused_before_any_is_answ
 HOLDER = """
 import sys, time
 from pathlib import Path
-from outrider.train.locks import alone
+from outrider.train.loop.locks import alone
 with alone(Path(sys.argv[1]), "training", "--output"):
     print("held", flush=True)
     time.sleep(600)

@@ -208,7 +208,7 @@ def test_two_processes_answer_once_and_train_one_head(place: Path, capsys: pytes
 def test_several_processes_that_would_answer_the_same_prompts_are_refused(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.train.workers.workers", lambda: SimpleNamespace(rank=0, count=4))
+    monkeypatch.setattr("outrider.train.loop.workers.workers", lambda: SimpleNamespace(rank=0, count=4))
     code, _, err = trained(place, capsys, "medusa", "--online")
     assert code == 2
     assert "each of 4 processes would answer every prompt; leave out --online" in err

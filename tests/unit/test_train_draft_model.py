@@ -21,17 +21,17 @@ from outrider import LLM, Speculation
 from outrider.cli import main
 from outrider.errors import ConfigError
 from outrider.kv.pool import PagedCache
-from outrider.target.backends import LoadOptions, load_model
-from outrider.target.base import TargetModel
-from outrider.target.loading import open_model
-from outrider.train.batches import Batch, Batches, InMemory, Shape, held_out_batches
-from outrider.train.loop import Task, Training
+from outrider.models.backends import LoadOptions, load_model
+from outrider.models.base import TargetModel
+from outrider.models.loading import open_model
+from outrider.train.features.batches import Batch, Batches, InMemory, Shape, held_out_batches
+from outrider.train.features.teacher import Matrices
+from outrider.train.loop.loop import Task, Training
 from outrider.train.objectives.base import make_objective
 from outrider.train.recipes._small_decoder import columns
+from outrider.train.recipes._smaller import Cut, SmallDecoder, evenly, narrowed, numbered, source_of, useful
 from outrider.train.recipes.base import Recipe, recipe_class
 from outrider.train.settings import Settings
-from outrider.train.smaller import Cut, SmallDecoder, evenly, narrowed, numbered, source_of, useful
-from outrider.train.teacher import Matrices
 from outrider.tree import SequenceRows, TreeBatch
 
 SHAPE = Shape(layers=(LAYERS,), rows=400)
@@ -367,7 +367,7 @@ def settings(**options: object) -> Settings:
 def test_the_command_makes_a_model_that_drafts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.train.bought.TOKENS", 8)
+    monkeypatch.setattr("outrider.train.evaluation.payoff.TOKENS", 8)
     options = ["--inner", "32", "--tokens", "600", "--answer-max-tokens", "10"]
     model, output, words = training("draft_model", tmp_path, *options)
     assert main(words) == 0

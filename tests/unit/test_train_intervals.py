@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from outrider.train.curve import outlook
-from outrider.train.intervals import Counts, gain, length_interval, rate_intervals, student_t
-from outrider.train.judge import Judgement
+from outrider.train.evaluation.intervals import Counts, gain, length_interval, rate_intervals, student_t
+from outrider.train.evaluation.judge import Judgement
+from outrider.train.report.curve import outlook
 
 
 def counts(rate: float, texts: int, seed: int, tested: int = 40, unlike: float = 0.1) -> Counts:

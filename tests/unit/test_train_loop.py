@@ -25,16 +25,16 @@ from rich.console import Console
 from train_job import SHAPE, job, settings
 
 from outrider.errors import ConfigError, TrainingError
-from outrider.train import loop
-from outrider.train import state as state_files
-from outrider.train.batches import Batch, held_out_batches
-from outrider.train.curve import fit
-from outrider.train.intervals import gain
-from outrider.train.loop import Trained, Training
-from outrider.train.plot import picture
-from outrider.train.precision import probe
+from outrider.train.evaluation.intervals import gain
+from outrider.train.features.batches import Batch, held_out_batches
+from outrider.train.loop import loop
+from outrider.train.loop import state as state_files
+from outrider.train.loop.loop import Trained, Training
+from outrider.train.loop.precision import probe
 from outrider.train.recipes.base import Acceptance, LossReport, Recipe
-from outrider.train.record import Record
+from outrider.train.report.curve import fit
+from outrider.train.report.plot import picture
+from outrider.train.report.record import Record
 from outrider.train.settings import Settings
 
 TESTS = Path(__file__).parents[1]

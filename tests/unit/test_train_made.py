@@ -17,12 +17,12 @@ from tiny_folder import make_folder
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
-from outrider.train import made as made_module
-from outrider.train import synthesise as synthesise_module
-from outrider.train.made import MADE, PROMPTS, Made, make
-from outrider.train.overlap import HeldOut
-from outrider.train.prompts import Prompt, read_prompts, write_prompts
-from outrider.train.synthesise import Synthesis, SynthesisConfig, shares, user_turn
+from outrider.train.data import synthesise as synthesise_module
+from outrider.train.data import synthetic as synthetic_module
+from outrider.train.data.decontaminate import HeldOut
+from outrider.train.data.prompts import Prompt, read_prompts, write_prompts
+from outrider.train.data.synthesise import Synthesis, SynthesisConfig, shares, user_turn
+from outrider.train.data.synthetic import MADE, PROMPTS, Made, make
 
 NONE = HeldOut.of([])
 CONFIG = SynthesisConfig(max_tokens=8, least_words=1, abreast=8, sampled_share=0.3, most_repeated=1.0)
@@ -80,8 +80,8 @@ def test_a_sudden_end_costs_no_prompt_and_changes_none(
     llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once = made(llm, tmp_path / "once", 40)
-    monkeypatch.setattr(made_module, "_SAVED_EVERY", 0.0)
-    broken, limit, whole = tmp_path / "broken", 21, made_module.write_whole
+    monkeypatch.setattr(synthetic_module, "_SAVED_EVERY", 0.0)
+    broken, limit, whole = tmp_path / "broken", 21, synthetic_module.write_whole
 
     def ends(path: Path, *arguments: object) -> None:
         if len(read_prompts([path.parent / PROMPTS], NONE)) == limit:
@@ -89,7 +89,7 @@ def test_a_sudden_end_costs_no_prompt_and_changes_none(
         whole(path, *arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(made_module, "write_whole", ends)
+        patch.setattr(synthetic_module, "write_whole", ends)
         with pytest.raises(KeyboardInterrupt):
             made(llm, broken, 40)
     llm.engine.end_cancelled()

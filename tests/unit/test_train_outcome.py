@@ -19,14 +19,14 @@ from train_commands import make_place, words
 
 from outrider.cli import main
 from outrider.train.bars import bar
-from outrider.train.example import Example
+from outrider.train.data.example import Example
+from outrider.train.evaluation.judge import Judgement
+from outrider.train.features.vocabulary import DraftVocabulary
 from outrider.train.gather import Texts
-from outrider.train.judge import Judgement
-from outrider.train.loop import Trained
-from outrider.train.outcome import Outcome
-from outrider.train.report import Findings
-from outrider.train.stopwatch import Stopwatch
-from outrider.train.vocabulary import DraftVocabulary
+from outrider.train.loop.loop import Trained
+from outrider.train.report.outcome import Outcome
+from outrider.train.report.report import Findings
+from outrider.train.report.stopwatch import Stopwatch
 
 PLAIN = {"method": "none", "accepted_length": 1.0, "speedup": 1.0}
 NGRAM = {"method": "ngram", "accepted_length": 1.4, "speedup": 1.3}
@@ -199,7 +199,7 @@ def test_a_training_that_is_stopped_says_how_to_go_on(
     def stopped(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("outrider.train.loop.Training._step", stopped)
+    monkeypatch.setattr("outrider.train.loop.loop.Training._step", stopped)
     options = ["--data", str(place / "prompts.jsonl"), "--output", str(tmp_path), "--answer-max-tokens", "10"]
     assert main(words(place, *options)) == 130
     assert "stopped; the same command goes on from here" in capsys.readouterr().out

@@ -15,12 +15,12 @@ from tiny_folder import TEMPLATE, make_folder
 from outrider.errors import ConfigError, ModelError
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
-from outrider.train import overlap
-from outrider.train import synthesise as synthesise_module
-from outrider.train.overlap import HeldOut, evaluation_prompts, words
-from outrider.train.prompts import Prompt, read_prompts, write_prompts
-from outrider.train.synthesise import Sieve, Synthesis, SynthesisConfig, user_turn
-from outrider.train.tasks import tasks
+from outrider.train.data import decontaminate
+from outrider.train.data import synthesise as synthesise_module
+from outrider.train.data.decontaminate import HeldOut, evaluation_prompts, words
+from outrider.train.data.prompts import Prompt, read_prompts, write_prompts
+from outrider.train.data.synthesise import Sieve, Synthesis, SynthesisConfig, user_turn
+from outrider.train.data.tasks import tasks
 
 LONG = (
     "A lighthouse keeper on a small island finds a bottle with a letter in it every Monday. Write what the last letter "
@@ -71,7 +71,7 @@ def test_a_prompt_that_only_shares_some_words_is_taken(tmp_path: Path, text: str
     assert read_prompts([write(tmp_path / "p.jsonl", {"prompt": text})], SECRET) == [Prompt.asked(text)]
 
 
-WORDS = st.lists(st.integers(0, 10**6).map(lambda n: f"w{n}"), min_size=overlap.LEAST, max_size=60, unique=True)
+WORDS = st.lists(st.integers(0, 10**6).map(lambda n: f"w{n}"), min_size=decontaminate.LEAST, max_size=60, unique=True)
 
 
 @settings(deadline=None)
@@ -81,7 +81,7 @@ def test_every_prompt_is_found_within_any_text_and_so_is_a_long_part(
 ) -> None:
     known = HeldOut.of([" ".join(listed)])
     assert known.found_in(f"{before} {', '.join(listed)}\n{after}") is not None
-    enough = overlap.RUN + overlap.WINDOW - 1
+    enough = decontaminate.RUN + decontaminate.WINDOW - 1
     start = data.draw(st.integers(0, max(0, len(listed) - enough)))
     assert known.found_in(" ".join(["x", *listed[start : start + enough], "y"])) is not None
     assert known.found_in(" ".join(reversed(listed))) is None  # 60 runs against 51 hashes of 48 bits: one in 10^11
@@ -240,6 +240,6 @@ def test_a_target_whose_turns_never_end_is_named(llm: LLM, monkeypatch: pytest.M
 
 def test_asking_for_more_prompts_than_there_are_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tasks().lists, "topic", ["tea"])
-    monkeypatch.setattr("outrider.train.tasks.Tasks.question", lambda self, kind, dice: "What is tea made of?")
+    monkeypatch.setattr("outrider.train.data.tasks.Tasks.question", lambda self, kind, dice: "What is tea made of?")
     with pytest.raises(ConfigError, match="prompts only 1 differed, and 30 were asked for"):
         list(Synthesis(llm, SynthesisConfig(code_share=0.0, sampled_share=0.0), held_out=SECRET).up_to(30))

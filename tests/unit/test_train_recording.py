@@ -11,15 +11,15 @@ from wrapped import Wrapped
 
 from outrider.config import CacheConfig, SchedulerConfig
 from outrider.drafters.base import Committed, methods
+from outrider.engine.scheduler import Scheduler
 from outrider.errors import NumericsError
 from outrider.kernels.native import cpu
 from outrider.llm import LLM
+from outrider.models.base import TargetModel
 from outrider.sampling.params import SamplingParams
-from outrider.scheduler import Scheduler
-from outrider.target.base import TargetModel
-from outrider.train.capture import capture_each
-from outrider.train.example import Example
-from outrider.train.recording import Recorder, Recording
+from outrider.train.data.example import Example
+from outrider.train.features.capture import capture_each
+from outrider.train.features.recording import Recorder, Recording
 
 LAYERS = (0, 2)
 PROMPTS = [[7, 1, 4, 1, 5, 9, 2, 6] * 3 + [number] for number in range(5)]

@@ -13,12 +13,12 @@ from cut_target import target_with_files, training
 
 from outrider.cli import main
 from outrider.drafters.specinfer import SpecInfer, members_in
-from outrider.train.batches import Batch, Batches, InMemory, Shape, held_out_batches
-from outrider.train.loop import Task, Training
+from outrider.train.features.batches import Batch, Batches, InMemory, Shape, held_out_batches
+from outrider.train.loop.loop import Task, Training
 from outrider.train.recipes._small_decoder import right
+from outrider.train.recipes._smaller import SmallDecoder
 from outrider.train.recipes.base import Recipe, chain_acceptance, merged_acceptance, recipe_class
 from outrider.train.settings import Settings
-from outrider.train.smaller import SmallDecoder
 
 SHAPE = Shape(layers=(LAYERS,), rows=400)
 
@@ -123,7 +123,7 @@ def test_a_folder_of_members_stands_for_them(tmp_path: Path) -> None:
 def test_the_command_makes_members_that_draft_together(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.train.bought.TOKENS", 8)
+    monkeypatch.setattr("outrider.train.evaluation.payoff.TOKENS", 8)
     options = ["--members", "2", "--tokens", "900", "--answer-max-tokens", "8", "--learning-rate", "1e-2"]
     model, output, words = training("specinfer", tmp_path, *options, "--patience", "0")
     assert main(words) == 0

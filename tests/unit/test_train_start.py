@@ -10,8 +10,8 @@ from tiny import tiny_model
 
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import TargetFacts
+from outrider.train.loop.start import check_start, started_head
 from outrider.train.recipes.base import Recipe, recipe_class
-from outrider.train.start import check_start, started_head
 
 SMALL = {"medusa": {"heads": 2}, "eagle3": {"inner": 32}, "dspark": {"slots": 3, "blocks": 1, "rank": 8, "inner": 32}}
 

@@ -14,7 +14,6 @@ from tiny import tiny_model
 from tiny_folder import make_folder
 
 from outrider import SamplingParams
-from outrider.assembly import warn_lossy
 from outrider.audit import Effort, Parts, audit
 from outrider.audit.frequencies import ITSELF, Here, Redraw, check_frequencies
 from outrider.audit.stages import FrequencyStages
@@ -25,6 +24,7 @@ from outrider.cli import main
 from outrider.cli.options import MethodFlags
 from outrider.drafters.base import Needs
 from outrider.drafters.draft_model import DraftModel
+from outrider.engine.build import warn_lossy
 from outrider.errors import ConfigError
 from outrider.tree import TokenTree, TreeBuilder, root_only
 from outrider.verify import check_exact, make_verifier, registered, repeats_plain_text
@@ -110,9 +110,9 @@ def test_it_takes_any_drafts_and_is_never_offered() -> None:
 def test_the_engine_runs_it_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     warn_lossy.cache_clear()
     sampled = SamplingParams(max_tokens=16, temperature=1.0, seed=1)
-    with caplog.at_level(logging.WARNING, logger="outrider.assembly"):
+    with caplog.at_level(logging.WARNING, logger="outrider.engine.build"):
         texts = [make(by_id(case), verifier=LOSSY).generate(PROMPTS, sampled) for case in ("ngram", "draft_model-tree")]
-    assert [record.getMessage() for record in caplog.records if record.name == "outrider.assembly"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "outrider.engine.build"] == [
         f"verifier {LOSSY!r} is lossy: the text will not be the target's own"
     ]
     plain = make("none").generate(PROMPTS, sampled)

@@ -17,11 +17,12 @@ from transformers import AutoModelForCausalLM
 from outrider.errors import ModelError
 from outrider.kernels.native import cpu, missing
 from outrider.kv.pool import KVPool
-from outrider.target import native_weights, packed_cache
-from outrider.target.backends import LoadOptions, load_model
-from outrider.target.loading import open_model
-from outrider.target.parameters import parameters
-from outrider.target.weight_files import MappedTensors, weight_files
+from outrider.models.backends import LoadOptions, load_model
+from outrider.models.files.weight_files import MappedTensors, weight_files
+from outrider.models.loading import open_model
+from outrider.models.native import packed_cache
+from outrider.models.native import weights as native_weights
+from outrider.models.parameters import parameters
 from outrider.tree import SequenceRows, TreeBatch
 
 INDEX = "model.safetensors.index.json"

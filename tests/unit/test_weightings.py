@@ -13,16 +13,16 @@ from tiny import VOCABULARY
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from outrider.errors import ConfigError, TrainingError
-from outrider.train.batches import Batch, Batches, InMemory, Shape, held_out_batches
-from outrider.train.identity import check_identity, identity
-from outrider.train.loop import Task, Training
+from outrider.train.features.batches import Batch, Batches, InMemory, Shape, held_out_batches
+from outrider.train.features.vocabulary import places
+from outrider.train.loop.identity import check_identity, identity
+from outrider.train.loop.loop import Task, Training
 from outrider.train.recipes._blocks import choose_starts, corrected, draft_blocks
+from outrider.train.recipes._depth_weights import WEIGHTINGS, Weights, d_pace, exponential, geometric
 from outrider.train.recipes._unroll import unroll
 from outrider.train.recipes.base import Recipe, recipe_class, starts
 from outrider.train.recipes.dspark import _accepted
 from outrider.train.settings import Settings
-from outrider.train.vocabulary import places
-from outrider.train.weights import WEIGHTINGS, Weights, d_pace, exponential, geometric
 
 SHAPE = Shape(layers=(0, 1, LAYERS), rows=400)
 SMALL = {

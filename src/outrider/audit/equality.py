@@ -9,13 +9,13 @@ from typing import Final
 from outrider.audit.decoys import Answers, Decoys
 from outrider.audit.parts import PAGE, Parts
 from outrider.audit.report import CheckResult, Remedy
+from outrider.audit.tie_rule import Judge, Judgement, rounding
 from outrider.config import Speculation
 from outrider.drafters.none import NoDraft
+from outrider.engine.request import Request
 from outrider.errors import NumericsError
 from outrider.metrics import SpeculationStats
-from outrider.request import Request
 from outrider.sampling.params import SamplingParams
-from outrider.tie import Judge, Judgement, rounding
 from outrider.verify import make_verifier
 
 ROW_SLACK: Final = 10.0

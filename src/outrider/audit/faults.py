@@ -18,8 +18,8 @@ from outrider.drafters.base import DraftContext, Drafter, DraftSequence, Outcome
 from outrider.kv.pool import KVPool, PagedCache
 from outrider.kv.prefix import PrefixIndex, Text
 from outrider.law import Law
+from outrider.models.base import TargetModel, TargetOutput
 from outrider.sampling.noise import Purpose
-from outrider.target.base import TargetModel, TargetOutput
 from outrider.tree import SequenceRows, TokenTree, TreeBatch
 from outrider.verify.base import Answers, Dice, KeyedDice, Rows, Verdict
 from outrider.verify.block import Block
@@ -79,7 +79,7 @@ class _ShiftedSiblings:
         self.embed, self.unembed, self.unembed_rows = target.embed, target.unembed, target.unembed_rows
 
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
-        """See :class:`outrider.target.base.TargetModel`."""
+        """See :class:`outrider.models.base.TargetModel`."""
         positions = batch.positions.clone()
         for start, sequence in zip(batch.starts, batch.sequences, strict=True):
             for row in _younger_siblings(sequence):

@@ -15,8 +15,8 @@ from outrider.audit.recorded import Recording, recorded_engine
 from outrider.audit.report import CheckResult
 from outrider.drafters.base import DrafterConfig
 from outrider.errors import NumericsError
+from outrider.models.base import TargetModel
 from outrider.sampling.params import SamplingParams
-from outrider.target.base import TargetModel
 from outrider.verify.base import Verifier
 
 TARGET: Final = "the target"

@@ -2,8 +2,8 @@
 
 The redraws of recorded rows look their distributions up.  Here nothing is looked up: rows become distributions as they
 do for a user, with penalties, bias, minimum length, temperature and truncation, each with the drafts on its own path,
-for the drafter and for the acceptance rule.  The exact law comes from :mod:`outrider.tie`, which works from the
-definitions and shares no code with the sampler.
+for the drafter and for the acceptance rule.  The exact law comes from :mod:`outrider.audit.tie_rule`, which works
+from the definitions and shares no code with the sampler.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from outrider.audit.chi_square import Fit
 from outrider.audit.frequencies import ABREAST, fit, tally
 from outrider.audit.parts import Parts
 from outrider.audit.recorded import DEAD, START, RecordedModel, Recording
+from outrider.audit.tie_rule import adjusted, survivors
 from outrider.drafters.base import DrafterConfig
-from outrider.request import Request
+from outrider.engine.request import Request
+from outrider.models.base import TargetModel
 from outrider.sampling.params import SamplingParams
-from outrider.target.base import TargetModel
-from outrider.tie import adjusted, survivors
 from outrider.verify.base import Verifier
 
 VOCABULARY: Final = 5

@@ -10,17 +10,17 @@ import torch
 
 from outrider.config import SchedulerConfig
 from outrider.drafters.base import Drafter, DrafterConfig, Workbench
-from outrider.engine import Engine
+from outrider.engine.engine import Engine
+from outrider.engine.request import Request
 from outrider.errors import NumericsError
 from outrider.kv.pool import KVPool
-from outrider.request import Request
+from outrider.models.base import TargetModel
 from outrider.sampling.params import SamplingParams
-from outrider.target.base import TargetModel
 from outrider.tree import SequenceRows, TreeBatch
 from outrider.verify.base import Verifier
 
 if TYPE_CHECKING:
-    from outrider.target.tokenizer import Tokenizer
+    from outrider.models.files.tokenizer import Tokenizer
 
 Load = Callable[[str], "tuple[TargetModel, Tokenizer | None]"]
 """Loads a draft model by the name the user gave it."""

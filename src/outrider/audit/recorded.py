@@ -18,13 +18,13 @@ import torch
 
 from outrider.audit.parts import rows_after
 from outrider.audit.refitted import RefittedEngine, as_kind
-from outrider.engine import Engine
+from outrider.engine.engine import Engine
+from outrider.engine.request import Request
 from outrider.kv.pool import LayerStore, PagedCache
 from outrider.law import Laws
-from outrider.request import Request
+from outrider.models.base import HiddenLogits, TargetModel, TargetOutput, check_layers
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Path, RequestSampler
-from outrider.target.base import HiddenLogits, TargetModel, TargetOutput, check_layers
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder
 
 START: Final = 0
@@ -106,7 +106,7 @@ class RecordedModel(HiddenLogits):
         self._after, self._rows = recording.after, rows
 
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
-        """See :class:`outrider.target.base.TargetModel`."""
+        """See :class:`outrider.models.base.TargetModel`."""
         check_layers(layers, self.layers)
         none = torch.zeros(1, 1, 1, dtype=torch.float64)
         store = cache.layers.setdefault(0, LayerStore(cache.slots, none, none)).keys[0, :, 0]

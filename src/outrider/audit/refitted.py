@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from outrider.engine import Engine
-from outrider.request import Request
+from outrider.engine.engine import Engine
+from outrider.engine.request import Request
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import RequestSampler
 
@@ -19,7 +19,7 @@ class RefittedEngine(Engine):
 
     Args:
         change: what to do to a request.
-        parts: see :class:`outrider.engine.Engine`.
+        parts: see :class:`outrider.engine.engine.Engine`.
     """
 
     def __init__(self, change: Callable[[Request], None], **parts: Any) -> None:
@@ -29,7 +29,7 @@ class RefittedEngine(Engine):
     def submit(
         self, prompt: Sequence[int], params: SamplingParams, *, choice: int = 0, seed: int | None = None
     ) -> Request:
-        """See :class:`outrider.engine.Engine`."""
+        """See :class:`outrider.engine.engine.Engine`."""
         request = super().submit(prompt, params, choice=choice, seed=seed)
         self._change(request)
         return request

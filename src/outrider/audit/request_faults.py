@@ -12,14 +12,14 @@ import torch
 
 from outrider.audit.parts import Parts
 from outrider.audit.refitted import RefittedEngine, with_sampler
-from outrider.engine import Engine, Progress
+from outrider.engine.engine import Engine, Progress
+from outrider.engine.request import Request
+from outrider.engine.stopping import FinishReason, Stopper
 from outrider.kv.pool import KVPool, PagedCache
 from outrider.law import Laws
-from outrider.request import Request
 from outrider.sampling.distribution import KEEP_ALL
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Path, RequestSampler
-from outrider.stopping import FinishReason, Stopper
 
 HOTTER: Final = 1.3
 """What the temperature of shared laws is multiplied by."""

@@ -20,11 +20,11 @@ from outrider.audit.report import CheckResult, FaultResult, Report
 from outrider.audit.stages import FALSE_ALARM, Effort, FrequencyStages, TextStages
 from outrider.errors import ConfigError
 from outrider.kernels.native import set_threads
-from outrider.target.base import TargetModel
+from outrider.models.base import TargetModel
 from outrider.verify import Verifier, registered
 
 if TYPE_CHECKING:
-    from outrider.target.tokenizer import Tokenizer
+    from outrider.models.files.tokenizer import Tokenizer
 
 
 class NotingLoader:

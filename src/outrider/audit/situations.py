@@ -17,13 +17,13 @@ from outrider.audit.decoys import Answers, Decoys
 from outrider.audit.equality import GREEDY, SAMPLED, Batch, Comparison, Setting, plainly
 from outrider.audit.parts import Parts
 from outrider.audit.report import CheckResult, Remedy
-from outrider.engine import Engine, Progress
-from outrider.request import Request, Status
+from outrider.engine.engine import Engine, Progress
+from outrider.engine.request import Request, Status
+from outrider.engine.stopping import FinishReason
 from outrider.sampling.params import LogitsProcessor, SamplingParams
-from outrider.stopping import FinishReason
 
 if TYPE_CHECKING:
-    from outrider.target.tokenizer import Tokenizer
+    from outrider.models.files.tokenizer import Tokenizer
 
 PAGE: Final = 4
 """Rows of a page, few so that pages run out in the middle of things."""

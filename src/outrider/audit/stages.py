@@ -44,7 +44,7 @@ from outrider.config import AuditScope, Speculation
 from outrider.drafters.base import DrafterConfig
 from outrider.drafters.draft_model import DraftModel
 from outrider.errors import ConfigError
-from outrider.target.base import TargetModel
+from outrider.models.base import TargetModel
 from outrider.tree import SequenceRows, root_only
 from outrider.verify import Verifier, check_exact, make_verifier, registered, repeats_plain_text
 from outrider.verify.rejection import Rejection

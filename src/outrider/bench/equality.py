@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from outrider.audit.tie_rule import Judge
 from outrider.bench.runner import Sample, Setting
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
-from outrider.tie import Judge
 from outrider.verify.base import Verifier, repeats_plain_text
 
 

@@ -17,9 +17,9 @@ from outrider.bench.machine import facts
 from outrider.errors import ConfigError
 from outrider.kernels.native import cpu, missing
 from outrider.kv.pool import KVPool
+from outrider.models.native.model import NativeModel
 from outrider.sampling.best import ChoiceNoise, best_scores
 from outrider.sampling.distribution import KEEP_ALL, Truncation
-from outrider.target.native import NativeModel
 from outrider.tree import SequenceRows, TreeBatch, TreeBuilder, root_only
 
 ROWS: Final = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64)

@@ -13,7 +13,7 @@ from outrider.errors import ConfigError
 from outrider.prompts import BUILT_IN, Prompt, built_in, read
 
 if TYPE_CHECKING:
-    from outrider.target.tokenizer import Tokenizer
+    from outrider.models.files.tokenizer import Tokenizer
 
 COMPLETE_CODE: Final = "Complete this Python function, answer with code only:\n"
 """Put in front of bare function heads, which an instruct model would otherwise discuss."""

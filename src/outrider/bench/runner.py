@@ -24,8 +24,8 @@ from outrider.metrics import PhaseSeconds, SpeculationStats
 from outrider.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from outrider.target.base import TargetModel
-    from outrider.target.tokenizer import Tokenizer
+    from outrider.models.base import TargetModel
+    from outrider.models.files.tokenizer import Tokenizer
     from outrider.verify.base import Verifier
 
 _WARM_UP_TOKENS: Final = 8

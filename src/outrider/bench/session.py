@@ -20,11 +20,11 @@ from outrider.drafters.base import AUTOMATIC, DrafterConfig, named_models
 from outrider.drafters.none import NoDraft
 from outrider.errors import ConfigError, RequestError
 from outrider.heads.checkpoint import kind_of, read_head
+from outrider.models.backends import load_model, resolve_dtype
+from outrider.models.files.weight_files import weight_files
+from outrider.models.loading import find
 from outrider.prompts import Prompt
 from outrider.sampling.params import SamplingParams
-from outrider.target.backends import load_model, resolve_dtype
-from outrider.target.loading import find
-from outrider.target.weight_files import weight_files
 from outrider.verify import make_verifier
 
 if TYPE_CHECKING:

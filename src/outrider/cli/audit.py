@@ -103,7 +103,7 @@ def audit(
 def _load(flags: ModelFlags, plan: Plan) -> Parts:
     """The engine's parts, every model loaded as for any other subcommand and only once."""
     from outrider.audit import Parts
-    from outrider.target.backends import load_model, resolve_device, resolve_dtype
+    from outrider.models.backends import load_model, resolve_device, resolve_dtype
 
     flags.use_threads()
     device = resolve_device(flags.device)

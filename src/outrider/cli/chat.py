@@ -58,7 +58,7 @@ def chat(
     llm = model.load(plan, cache)
     conversation = Conversation(llm, sampling, system, output.screen(), verbose=verbose)
     if output.side().is_terminal:
-        from outrider.target.loading import find
+        from outrider.models.loading import find
 
         output.tell(banner(llm, find(model.model)[1]), style="bold")
         output.tell("/help lists commands · ctrl-C stops an answer · ctrl-D ends", style="dim")

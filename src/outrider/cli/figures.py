@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from outrider.engine import TARGET
+from outrider.engine.engine import TARGET
 from outrider.metrics import FEWEST_ONE_ROW_ROUNDS, PhaseSeconds, Prediction, RowCosts, SpeculationStats, decoded_alone
 from outrider.verify import rule_label
 
 if TYPE_CHECKING:
     from outrider.completion import Choice, Completion
+    from outrider.engine.request import TokenLogprob
     from outrider.llm import LLM
-    from outrider.request import TokenLogprob
+    from outrider.models.files.tokenizer import Tokenizer
     from outrider.sampling.params import SamplingParams
-    from outrider.target.tokenizer import Tokenizer
 
 _MOST_ROWS_AGAIN: Final = 512
 """Prompt rows that may be computed only to time a few plain rounds behind them."""

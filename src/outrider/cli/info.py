@@ -14,7 +14,7 @@ from rich.table import Table
 from outrider.bench.machine import facts, quick_facts
 from outrider.cli import output
 from outrider.kernels.native import cpu, kernel_names
-from outrider.target.models_folder import models_folder
+from outrider.models.files.models_folder import models_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,7 +86,7 @@ def _gpus() -> list[str]:
 
 def _methods() -> dict[str, Any]:
     from outrider.drafters.base import methods
-    from outrider.target.backends import backends
+    from outrider.models.backends import backends
     from outrider.verify import registered
 
     return {

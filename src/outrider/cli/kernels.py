@@ -41,9 +41,9 @@ def kernels(
     """
     from outrider.bench.kernels import KINDS, measure
     from outrider.kernels.native import set_threads, use_kernels
-    from outrider.target.backends import LoadOptions, load_model
-    from outrider.target.loading import find
-    from outrider.target.native import NativeModel
+    from outrider.models.backends import LoadOptions, load_model
+    from outrider.models.loading import find
+    from outrider.models.native.model import NativeModel
 
     if repeat < 1:
         raise ConfigError(f"--repeat must be at least 1, not {repeat}")

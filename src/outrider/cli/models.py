@@ -15,8 +15,8 @@ from rich.table import Table
 
 from outrider.cli import output
 from outrider.errors import ModelError
-from outrider.target.gguf import read_gguf
-from outrider.target.models_folder import models_folder, named_models
+from outrider.models.files.gguf import read_gguf
+from outrider.models.files.models_folder import models_folder, named_models
 
 _ENDLESS: Final = 10_000
 """A width that no table has."""

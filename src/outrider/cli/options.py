@@ -29,7 +29,7 @@ from outrider.verify import Verifier, check_exact, make_verifier, registered, ru
 
 if TYPE_CHECKING:
     from outrider.llm import LLM
-    from outrider.target.backends import LoadOptions
+    from outrider.models.backends import LoadOptions
 
 __all__ = [
     "CACHE",
@@ -106,8 +106,8 @@ class ModelFlags:
 
     @property
     def options(self) -> LoadOptions:
-        """The same as options of :func:`outrider.target.backends.load_model`."""
-        from outrider.target.backends import LoadOptions  # likewise
+        """The same as options of :func:`outrider.models.backends.load_model`."""
+        from outrider.models.backends import LoadOptions  # likewise
 
         return LoadOptions(
             backend=self.backend,
@@ -239,7 +239,7 @@ class SpeculationFlags(MethodFlags):
 
 
 def _beside(model: str) -> Sequence[str]:
-    from outrider.target.loading import heads_beside  # takes seconds, which --help and bad flags need not wait for
+    from outrider.models.loading import heads_beside  # takes seconds, which --help and bad flags need not wait for
 
     return heads_beside(model)
 

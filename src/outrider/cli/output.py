@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from outrider.completion import Chunk
-    from outrider.target.tokenizer import Tokenizer
+    from outrider.models.files.tokenizer import Tokenizer
 
 ACCEPTED_STYLE: Final = "green"
 _FILE_WIDTH: Final = 140

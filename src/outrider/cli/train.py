@@ -17,15 +17,15 @@ from rich.console import Console
 
 from outrider.cli import output
 from outrider.errors import ConfigError
+from outrider.train.data.regenerate import AnswerConfig
+from outrider.train.data.synthesise import SynthesisConfig
+from outrider.train.data.synthetic import PROMPTS
 from outrider.train.gather import DataConfig
-from outrider.train.made import PROMPTS
 from outrider.train.recipes.base import Recipe, recipe_class, trainable
-from outrider.train.regenerate import AnswerConfig
 from outrider.train.settings import Settings
-from outrider.train.synthesise import SynthesisConfig
 
 if TYPE_CHECKING:
-    from outrider.train.workers import Workers
+    from outrider.train.loop.workers import Workers
 
 T = TypeVar("T")
 _GROUPS: Final = {
@@ -227,16 +227,16 @@ class _Asked(NamedTuple):
 def _train(recipe: Recipe, asked: _Asked, place: Path, **texts: Any) -> dict[str, Any]:
     """Gather, train and measure; gives what is told to machines, which the first worker alone has."""
     from outrider.llm import LLM
-    from outrider.target.loading import find
+    from outrider.models.loading import find
     from outrider.train.bars import waiting
-    from outrider.train.bought import bought
     from outrider.train.checks import Plan
+    from outrider.train.data.regenerate import answer_options
+    from outrider.train.data.synthetic import prompt_options
+    from outrider.train.evaluation.payoff import bought
     from outrider.train.gather import ANSWERS, Source
-    from outrider.train.made import prompt_options
-    from outrider.train.outcome import Outcome
-    from outrider.train.regenerate import answer_options
+    from outrider.train.loop.state import TRAINING
+    from outrider.train.report.outcome import Outcome
     from outrider.train.run import train as run
-    from outrider.train.state import TRAINING
 
     settings, sizes, console = asked.flags.of("settings"), asked.flags.of("data"), asked.console
     before = {"synthesis": prompt_options(place), "answers": answer_options(place / ANSWERS)}
@@ -287,7 +287,7 @@ def _together(*, online: bool) -> Workers:
     Raises:
         ConfigError: several would answer the same prompts while they train.
     """
-    from outrider.train.workers import workers
+    from outrider.train.loop.workers import workers
 
     working = workers()
     if online and working.count > 1:

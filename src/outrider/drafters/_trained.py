@@ -18,7 +18,7 @@ from outrider.drafters.base import (
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import kind_of
 from outrider.kv.pool import PagedCache
-from outrider.target.shipped import measured_options
+from outrider.models.shipped import measured_options
 
 if TYPE_CHECKING:
     from typing import Self

@@ -22,15 +22,15 @@ from outrider.drafters._proposals import DRAWERS
 from outrider.drafters._proposals import Proposal as Proposal
 from outrider.errors import ConfigError, RequestError
 from outrider.sampling.sampler import RequestSampler
-from outrider.sampling.values import plain
 from outrider.tree import TokenTree, TreeBatch, TreeBuilder
+from outrider.values import plain
 from outrider.verify.base import Draws, Verdict
 
 if TYPE_CHECKING:
     from outrider.heads.checkpoint import HeadCheckpoint
     from outrider.kv.pool import KVPool
-    from outrider.target.base import TargetModel, TargetOutput
-    from outrider.target.tokenizer import Tokenizer
+    from outrider.models.base import TargetModel, TargetOutput
+    from outrider.models.files.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Needs:
     deterministic: bool = False
     """Some drafts are point masses given the text before them, whatever the acceptance rule."""
     hidden_layers: tuple[int, ...] = ()
-    """Target layers whose hidden rows it reads; see :class:`outrider.target.base.TargetOutput`."""
+    """Target layers whose hidden rows it reads; see :class:`outrider.models.base.TargetOutput`."""
     reads_hidden: bool = False
     """It will read hidden rows, of layers that only its weights tell."""
 

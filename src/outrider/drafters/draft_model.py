@@ -26,7 +26,7 @@ from outrider.drafters.base import (
 )
 from outrider.errors import ConfigError
 from outrider.kv.pool import PagedCache
-from outrider.target.base import TargetModel
+from outrider.models.base import TargetModel
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, root_only
 
 _CHUNK = 512

@@ -27,7 +27,7 @@ from outrider.drafters.base import (
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.suffix import Suffix
 from outrider.errors import ConfigError
-from outrider.target.shipped import measured_options
+from outrider.models.shipped import measured_options
 from outrider.tree import TokenTree
 
 

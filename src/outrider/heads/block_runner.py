@@ -9,8 +9,8 @@ import torch
 from outrider.heads.dspark import DSparkHead, Slots
 from outrider.heads.runner import TokenIds, attend_by, embedding_of, ready
 from outrider.kv.pool import PagedCache
-from outrider.target.base import TargetModel
-from outrider.target.pass_plan import PassPlan
+from outrider.models.base import TargetModel
+from outrider.models.pass_plan import PassPlan
 from outrider.tree import TreeBatch
 
 

@@ -56,7 +56,7 @@ class Rotary(nn.Module):
     def __init__(self, shape: BlockShape) -> None:
         from transformers import LlamaConfig  # takes seconds, which whoever only asks for options need not wait for
 
-        from outrider.target.hf_blueprint import blueprint
+        from outrider.models.hf.blueprint import blueprint
 
         super().__init__()
         config = LlamaConfig(

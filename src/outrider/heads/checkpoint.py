@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider.errors import ConfigError, ModelError, cause
 from outrider.heads.packed import from_stored, to_stored
-from outrider.target.shipped import head_folder, shipped_heads
+from outrider.models.shipped import head_folder, shipped_heads
 
 VERSION: Final = 1
 CONFIG: Final = "config.json"

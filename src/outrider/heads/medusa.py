@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from outrider.target.base import TargetModel
+    from outrider.models.base import TargetModel
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from outrider.heads.packed import PackedLinear
 from outrider.heads.runner import FeatureRunner
 from outrider.kernels.native import cpu
 from outrider.kv.pool import PagedCache
-from outrider.target.base import TargetModel
-from outrider.target.native_pass import half_store, row_bytes, shares
-from outrider.target.native_weights import pack_all, stored_matrix
+from outrider.models.base import TargetModel
+from outrider.models.native.kernel_pass import half_store, row_bytes, shares
+from outrider.models.native.weights import pack_all, stored_matrix
 from outrider.tree import TreeBatch
 
 _MATRICES: Final = {

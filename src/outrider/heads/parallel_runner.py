@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from outrider.heads.runner import TokenIds, ready
-from outrider.target.base import TargetModel
+from outrider.models.base import TargetModel
 
 
 class ParallelRunner:

@@ -9,8 +9,8 @@ import torch
 
 from outrider.heads.packed import pack
 from outrider.kv.pool import PagedCache
-from outrider.target.base import TargetModel
-from outrider.target.pass_plan import AttentionCall, PassPlan
+from outrider.models.base import TargetModel
+from outrider.models.pass_plan import AttentionCall, PassPlan
 from outrider.tree import TreeBatch
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from outrider.target.tokenizer import Tokenizer
+    from outrider.models.files.tokenizer import Tokenizer
 
 SYSTEM: Final = "system"
 USER: Final = "user"

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from outrider.errors import ConfigError
-from outrider.sampling.values import is_token_id, listed, plain
+from outrider.values import is_token_id, listed, plain
 
 if TYPE_CHECKING:
     import torch

@@ -27,9 +27,9 @@ from outrider.drafters.base import (
     changed,
 )
 from outrider.kv.pool import KVPool
+from outrider.models.base import TargetModel, TargetOutput
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import RequestSampler
-from outrider.target.base import TargetModel, TargetOutput
 from outrider.tree import SequenceRows, TreeBatch
 from outrider.verify.base import Draws, Verdict
 

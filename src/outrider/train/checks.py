@@ -14,7 +14,9 @@ import torch
 
 from outrider.errors import ConfigError, TrainingError
 from outrider.heads.checkpoint import CONFIG
-from outrider.train.example import Example
+from outrider.train.data.example import Example
+from outrider.train.data.prompts import VALIDATION_SHARE
+from outrider.train.data.regenerate import check_answered, read_answers
 from outrider.train.gather import (
     ANSWERS,
     HELD_OUT,
@@ -28,13 +30,11 @@ from outrider.train.gather import (
     text_facts,
     to_answer,
 )
-from outrider.train.identity import check_identity, check_precision, identity
-from outrider.train.prompts import VALIDATION_SHARE
+from outrider.train.loop.identity import check_identity, check_precision, identity
+from outrider.train.loop.start import beginning, check_start, networks, started_head
+from outrider.train.loop.state import STATE, TRAINING, load_state
 from outrider.train.recipes.base import Recipe
-from outrider.train.regenerate import check_answered, read_answers
 from outrider.train.settings import AUTO, Settings
-from outrider.train.start import beginning, check_start, networks, started_head
-from outrider.train.state import STATE, TRAINING, load_state
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,19 +14,19 @@ from rich.console import Console
 from outrider.drafters.base import check_options, option
 from outrider.errors import ConfigError
 from outrider.llm import LLM
-from outrider.target.base import TargetModel
-from outrider.train.batches import Batch, Batches, Shape, Shards, held_out_batches
-from outrider.train.capture import captured_layers
-from outrider.train.example import Example
-from outrider.train.hidden_rows import HiddenRows
-from outrider.train.made import PROMPTS, Made, make, read_again
-from outrider.train.prompts import Prompt
+from outrider.models.base import TargetModel
+from outrider.train.data.example import Example
+from outrider.train.data.prompts import Prompt
+from outrider.train.data.regenerate import AnswerConfig, answered, check_answered, read_answers, regenerate
+from outrider.train.data.synthesise import SynthesisConfig
+from outrider.train.data.synthetic import PROMPTS, Made, make, read_again
+from outrider.train.features.batches import Batch, Batches, Shape, Shards, held_out_batches
+from outrider.train.features.capture import captured_layers
+from outrider.train.features.hidden_rows import HiddenRows
+from outrider.train.features.sources import Online, Streamed
+from outrider.train.features.teacher import Matrices
+from outrider.train.features.vocabulary import DraftVocabulary, draft_vocabulary
 from outrider.train.recipes.base import Recipe
-from outrider.train.regenerate import AnswerConfig, answered, check_answered, read_answers, regenerate
-from outrider.train.sources import Online, Streamed
-from outrider.train.synthesise import SynthesisConfig
-from outrider.train.teacher import Matrices
-from outrider.train.vocabulary import DraftVocabulary, draft_vocabulary
 
 ANSWERS: Final = "answers.jsonl"
 TEXTS: Final = "texts"
@@ -261,7 +261,7 @@ class Data:
     shape: Shape
     held_out: list[Batch]
     facts: Mapping[str, object]
-    """Names the texts: see :class:`outrider.train.loop.Task`."""
+    """Names the texts: see :class:`outrider.train.loop.loop.Task`."""
 
     @classmethod
     def of(cls, llm: LLM, recipe: Recipe, source: Source, config: DataConfig, console: Console) -> Data:

@@ -13,14 +13,14 @@ from rich.console import Console
 from outrider.heads.checkpoint import TargetFacts
 from outrider.llm import LLM
 from outrider.train.gather import Data, DataConfig, Source, gather, hidden_rows, known_facts
-from outrider.train.locks import alone
-from outrider.train.loop import Task, Trained, Training
+from outrider.train.loop.locks import alone
+from outrider.train.loop.loop import Task, Trained, Training
+from outrider.train.loop.start import beginning, check_start, started_head
+from outrider.train.loop.state import TRAINING, fingerprint
+from outrider.train.loop.workers import Workers, workers
 from outrider.train.products import UNTRAINED
 from outrider.train.recipes.base import Recipe
 from outrider.train.settings import Settings
-from outrider.train.start import beginning, check_start, started_head
-from outrider.train.state import TRAINING, fingerprint
-from outrider.train.workers import Workers, workers
 
 
 def train(
@@ -49,7 +49,7 @@ def train(
     Raises:
         ConfigError: there are no texts, the target cannot be trained for, another process is at work in one of the
             folders, or see :func:`.start.check_start` and :func:`outrider.train.gather.gather`.
-        TrainingError: see :meth:`outrider.train.loop.Training.run`.
+        TrainingError: see :meth:`outrider.train.loop.loop.Training.run`.
     """
     chosen, target, wishes = data or DataConfig(), llm.engine.target, settings or Settings()
     console = console or Console(quiet=True)

@@ -12,9 +12,9 @@ import torch
 
 from outrider.heads.blocks import Attend
 from outrider.heads.dspark import DSparkHead, Slots
-from outrider.train.batches import Batch
+from outrider.train.features.batches import Batch
+from outrider.train.features.teacher import Teacher
 from outrider.train.recipes.base import starts
-from outrider.train.teacher import Teacher
 
 
 @dataclass(frozen=True, eq=False)

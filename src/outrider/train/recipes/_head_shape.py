@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from outrider.heads.blocks import BlockShape
 
 if TYPE_CHECKING:
-    from outrider.target.base import TargetModel
+    from outrider.models.base import TargetModel
 
 _HEAD_WIDTH = 64
 _SHARING = 3

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import torch
 
-from outrider.train.batches import Batch
+from outrider.train.features.batches import Batch
+from outrider.train.features.teacher import Teacher
+from outrider.train.features.vocabulary import places
 from outrider.train.objectives.base import Objective
 from outrider.train.recipes.base import Acceptance, LossReport, best_tokens, chain_acceptance, starts
-from outrider.train.teacher import Teacher
-from outrider.train.vocabulary import places
 
 _RANKS: Final = 10
 """Guesses of a head that a tree may use."""

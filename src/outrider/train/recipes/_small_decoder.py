@@ -13,13 +13,13 @@ import torch
 
 from outrider.config import Speculation
 from outrider.heads.checkpoint import TargetFacts
-from outrider.train.batches import Batch, shifted
+from outrider.train.features.batches import Batch, shifted
+from outrider.train.features.teacher import Teacher
+from outrider.train.features.vocabulary import places
 from outrider.train.objectives.base import Objective
 from outrider.train.products import UNTRAINED
+from outrider.train.recipes._smaller import SmallDecoder
 from outrider.train.recipes.base import LossReport
-from outrider.train.smaller import SmallDecoder
-from outrider.train.teacher import Teacher
-from outrider.train.vocabulary import places
 
 _MADE: Final = "made.json"
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from outrider.train.batches import Batch
+from outrider.train.features.batches import Batch
+from outrider.train.features.teacher import Teacher
 from outrider.train.recipes.base import Acceptance, best_tokens, chain_acceptance
-from outrider.train.teacher import Teacher
 
 
 @dataclass(eq=False)

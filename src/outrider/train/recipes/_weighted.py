@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from outrider.train.recipes._depth_weights import Weights
 from outrider.train.recipes.base import LossReport
-from outrider.train.weights import Weights
 
 Place = torch.Tensor | tuple[torch.Tensor, ...]
 """What picks starts from a grid: a mask of its shape, or an index for each of its dimensions."""

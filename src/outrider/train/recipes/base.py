@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 import torch
 
 from outrider.errors import ConfigError
-from outrider.train.batches import Batch, shifted
+from outrider.train.features.batches import Batch, shifted
 from outrider.train.products import HeadProduct, Product
 
 if TYPE_CHECKING:
-    from outrider.target.base import TargetModel
-    from outrider.train.teacher import Teacher
+    from outrider.models.base import TargetModel
+    from outrider.train.features.teacher import Teacher
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,15 +10,15 @@ import torch
 
 from outrider.drafters.base import check_options, option
 from outrider.heads.blockwise import Blockwise, BlockwiseConfig
-from outrider.train.batches import Batch
+from outrider.train.features.batches import Batch
 from outrider.train.objectives.base import Objective, make_objective
+from outrider.train.recipes._depth_weights import geometric
 from outrider.train.recipes._parallel import parallel_acceptance, parallel_loss
 from outrider.train.recipes.base import Acceptance, LossReport, register
-from outrider.train.weights import geometric
 
 if TYPE_CHECKING:
-    from outrider.target.base import TargetModel
-    from outrider.train.teacher import Teacher
+    from outrider.models.base import TargetModel
+    from outrider.train.features.teacher import Teacher
 
 
 @register

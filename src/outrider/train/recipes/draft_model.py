@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from outrider.drafters.base import check_options, option
-from outrider.train.batches import Batch
+from outrider.train.features.batches import Batch
+from outrider.train.features.teacher import Teacher
 from outrider.train.objectives.base import Objective, make_objective
 from outrider.train.products import Product
 from outrider.train.recipes._small_decoder import DraftModelProduct, chain_guesses, distillation_loss
+from outrider.train.recipes._smaller import Cut, SmallDecoder, checked, evenly, numbered, source_of
 from outrider.train.recipes.base import Acceptance, LossReport, best_tokens, chain_acceptance, register
-from outrider.train.smaller import Cut, SmallDecoder, checked, evenly, numbered, source_of
-from outrider.train.teacher import Teacher
 
 if TYPE_CHECKING:
-    from outrider.target.base import TargetModel
-    from outrider.target.loading import ModelFiles
+    from outrider.models.base import TargetModel
+    from outrider.models.loading import ModelFiles
 
 
 @dataclass(frozen=True)

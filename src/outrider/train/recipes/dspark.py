@@ -17,19 +17,19 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from outrider.drafters.base import check_options, option
 from outrider.errors import ConfigError
 from outrider.heads.dspark import CORRECTIONS, DSparkConfig, DSparkHead
-from outrider.train.batches import Batch, shifted
-from outrider.train.calibration import cross_checked, scaling_temperatures
+from outrider.train.features.batches import Batch, shifted
+from outrider.train.features.vocabulary import places
 from outrider.train.objectives.base import Objective, make_objective
 from outrider.train.recipes._blocks import choose_starts, corrected, draft_blocks
+from outrider.train.recipes._calibration import cross_checked, scaling_temperatures
+from outrider.train.recipes._depth_weights import NAMES, Weights
 from outrider.train.recipes._head_shape import block_shape
 from outrider.train.recipes._weighted import WeightedLoss
 from outrider.train.recipes.base import Acceptance, LossReport, best_tokens, chain_acceptance, register, starts
-from outrider.train.vocabulary import places
-from outrider.train.weights import NAMES, Weights
 
 if TYPE_CHECKING:
-    from outrider.target.base import TargetModel
-    from outrider.train.teacher import Teacher
+    from outrider.models.base import TargetModel
+    from outrider.train.features.teacher import Teacher
 
 
 @register

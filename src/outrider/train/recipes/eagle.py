@@ -14,16 +14,16 @@ from torch.nn.functional import smooth_l1_loss
 
 from outrider.drafters.base import check_options, option
 from outrider.heads.eagle import EagleConfig, EagleHead
-from outrider.train.batches import Batch
+from outrider.train.features.batches import Batch
 from outrider.train.objectives.base import Objective, make_objective
+from outrider.train.recipes._depth_weights import geometric
 from outrider.train.recipes._head_shape import block_shape
 from outrider.train.recipes._unroll import unroll, unrolled_acceptance
 from outrider.train.recipes.base import Acceptance, LossReport, register, starts
-from outrider.train.weights import geometric
 
 if TYPE_CHECKING:
-    from outrider.target.base import TargetModel
-    from outrider.train.teacher import Teacher
+    from outrider.models.base import TargetModel
+    from outrider.train.features.teacher import Teacher
 
 
 @register

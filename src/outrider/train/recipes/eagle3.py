@@ -10,18 +10,18 @@ import torch
 
 from outrider.drafters.base import check_options, option
 from outrider.heads.eagle3 import Eagle3Config, Eagle3Head
-from outrider.train.batches import Batch
+from outrider.train.features.batches import Batch
+from outrider.train.features.vocabulary import places
 from outrider.train.objectives.base import Objective, make_objective
+from outrider.train.recipes._depth_weights import NAMES, Weights
 from outrider.train.recipes._head_shape import block_shape
 from outrider.train.recipes._unroll import unroll, unrolled_acceptance
 from outrider.train.recipes._weighted import WeightedLoss
 from outrider.train.recipes.base import Acceptance, LossReport, register, starts
-from outrider.train.vocabulary import places
-from outrider.train.weights import NAMES, Weights
 
 if TYPE_CHECKING:
-    from outrider.target.base import TargetModel
-    from outrider.train.teacher import Teacher
+    from outrider.models.base import TargetModel
+    from outrider.train.features.teacher import Teacher
 
 
 @register

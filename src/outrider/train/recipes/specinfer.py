@@ -18,13 +18,13 @@ from outrider.config import Speculation
 from outrider.drafters.base import option
 from outrider.drafters.specinfer import members_in
 from outrider.sampling.noise import MOST_SOURCES
-from outrider.train.batches import Batch
+from outrider.train.features.batches import Batch
+from outrider.train.features.teacher import Teacher
 from outrider.train.products import UNTRAINED, Product
 from outrider.train.recipes._small_decoder import DraftModelProduct, chain_guesses, distillation_loss, right
+from outrider.train.recipes._smaller import SmallDecoder
 from outrider.train.recipes.base import Acceptance, LossReport, best_tokens, merged_acceptance, register
 from outrider.train.recipes.draft_model import DraftModelRecipe, SmallDecoderOptions
-from outrider.train.smaller import SmallDecoder
-from outrider.train.teacher import Teacher
 
 
 class MembersProduct(DraftModelProduct):

@@ -1,0 +1,122 @@
+"""What a prompt and its parameters must satisfy to become a request."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from outrider.engine.request import Request
+from outrider.engine.stopping import Stopper
+from outrider.errors import ConfigError, RequestError, counted
+from outrider.sampling.params import SamplingParams, check_token_ids
+from outrider.sampling.sampler import RequestSampler
+
+if TYPE_CHECKING:
+    from outrider.models.files.tokenizer import Tokenizer
+
+
+def admit(
+    key: str,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    choice: int,
+    seed: int | None,
+    tokenizer: Tokenizer | None,
+    vocabulary: int,
+    longest: int,
+) -> Request:
+    """Make a request, or say in one sentence why not.
+
+    Args:
+        key: names the request.
+        prompt: token ids.
+        params: what is asked of the output.
+        choice: index among the ``n`` completions.
+        seed: 64-bit seed; None takes the parameters' or draws one.
+        tokenizer: makes text and names end-of-sequence ids.
+        vocabulary: token ids at or past this do not exist.
+        longest: most tokens prompt and output may have together.
+
+    Raises:
+        RequestError: the prompt is empty, names an unknown token, or leaves no room in the context.
+        ConfigError: the parameters name a token the model does not have, or text where there is no tokenizer.
+    """
+    params = _in_tokens(params, tokenizer)
+    _check(prompt, params, tokenizer, vocabulary, longest)
+    if seed is None:
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+    seed %= 2**64
+    inputs = list(prompt)
+    limit = longest if params.max_tokens is None else min(longest, len(inputs) + params.max_tokens)
+    ends = frozenset(params.stop_token_ids)
+    if tokenizer is not None and not params.ignore_eos:
+        ends |= tokenizer.eos_ids
+    sampler = RequestSampler(
+        params if limit > len(inputs) else SamplingParams(),  # where no token is to come, nobody is asked about one
+        seed=seed,
+        choice=choice,
+        vocabulary=vocabulary,
+        committed=inputs,
+        prompt_length=len(inputs),
+        end_ids=(end for end in ends if end < vocabulary),
+    )
+    stream = tokenizer.stream(params.skip_special_tokens) if tokenizer else None
+    return Request(
+        id=key,
+        inputs=inputs,
+        prompt_length=len(inputs),
+        params=params,
+        seed=seed,
+        choice=choice,
+        limit=limit,
+        sampler=sampler,
+        stopper=Stopper(params, ends, limit - len(inputs), stream),
+        drafting=params.speculate,
+        prompt_logprobs=[] if params.prompt_logprobs is None else [None],
+    )
+
+
+def bad_word_ids(words: Sequence[Sequence[int] | str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Bad words as token ids: a text as it is written at the beginning of a text, and as it is after a space.
+
+    Args:
+        words: texts or token ids.
+        tokenizer: the model's own.
+
+    Raises:
+        ConfigError: a text holds no token.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip() if isinstance(word, str) else ""
+        spelled = [word] if not isinstance(word, str) else [tokenizer.encode(s, False) for s in (bare, f" {bare}")]
+        found |= {tuple(ids): None for ids in spelled if ids}
+        if not any(spelled):
+            raise ConfigError(f"bad_words names {word!r}, which is no token of this model")
+    return tuple(found)
+
+
+def _in_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+    if tokenizer is None or not any(isinstance(word, str) for word in params.bad_words):
+        return params
+    return replace(params, bad_words=bad_word_ids(params.bad_words, tokenizer))
+
+
+def _check(
+    prompt: Sequence[int], params: SamplingParams, tokenizer: Tokenizer | None, vocabulary: int, longest: int
+) -> None:
+    check_token_ids(params, vocabulary)
+    if params.stop and tokenizer is None:
+        raise ConfigError("stop needs text, but this model was given without a tokenizer; use stop_token_ids")
+    if not prompt:
+        raise RequestError("the prompt is empty; give it at least one token")
+    for token in prompt:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary:
+            raise RequestError(f"the prompt holds token id {token!r}, but the model has ids 0 to {vocabulary - 1}")
+    outputs = 1 if params.max_tokens is None else min(1, params.max_tokens)
+    if len(prompt) + outputs > longest:
+        told = f"the prompt has {counted(len(prompt), 'token')}"
+        raise RequestError(f"{told}, but the context holds {longest} and the output needs one; shorten it")

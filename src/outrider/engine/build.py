@@ -1,0 +1,141 @@
+"""Puts a target, a drafter and a rule together into an engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from outrider.config import CacheConfig, SchedulerConfig, Speculation, read_config
+from outrider.drafters.base import DrafterConfig, Workbench
+from outrider.engine.engine import Engine
+from outrider.errors import ConfigError
+from outrider.heads.checkpoint import HeadCheckpoint, kind_of
+from outrider.kv.memory import automatic_rows, check_fits
+from outrider.kv.pool import KVPool
+from outrider.models.base import TargetModel
+from outrider.models.files.tokenizer import Tokenizer
+from outrider.verify import check_exact, make_verifier
+from outrider.verify.base import Verifier
+
+_MOST_ROWS: Final = 65536
+_log: Final = logging.getLogger(__name__)
+Loader = Callable[[str], tuple[TargetModel, Tokenizer | None]]
+"""Loads a draft model by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Assembled:
+    """An engine, and what it was made of."""
+
+    engine: Engine
+    drafter_config: DrafterConfig
+    verifier: Verifier
+    cache_bytes: dict[str, int]
+    """Memory for keys and values, by model: the most it will ever be."""
+
+
+def assemble(
+    target: TargetModel,
+    tokenizer: Tokenizer | None,
+    plan: Speculation,
+    *,
+    load: Loader,
+    heads: Mapping[str, HeadCheckpoint] | None = None,
+    cache: CacheConfig | Mapping[str, Any] | None = None,
+    scheduler: SchedulerConfig | Mapping[str, Any] | None = None,
+) -> Assembled:
+    """Make an engine.
+
+    Args:
+        target: the model served.
+        tokenizer: None serves token ids alone.
+        plan: how to speculate.
+        load: loads draft models.
+        heads: trained heads in memory, by name.
+        cache: how many keys and values are kept.
+        scheduler: how much work goes into one pass.
+
+    Raises:
+        ConfigError: an option is unknown or out of bounds, or the rule is not exact for the method's drafts.
+        ModelError: a draft model or head cannot be served.
+    """
+    config = plan.drafter_config()
+    verifier = _rule(plan.verifier, config)
+    limits, pool = read_config(scheduler, SchedulerConfig()), _pool(target, read_config(cache, CacheConfig()))
+    needs = {"the target": target.row_bytes}
+
+    def load_draft(path: str) -> tuple[TargetModel, Tokenizer | None]:
+        model, its_tokenizer = load(path)
+        needs[str(path)] = model.row_bytes
+        return model, its_tokenizer
+
+    vocabulary = min(target.vocabulary, tokenizer.vocab_size) if tokenizer else target.vocabulary
+    bench = Workbench(
+        target=target,
+        tokenizer=tokenizer,
+        pool=pool,
+        draws=verifier.draws,
+        device=target.device,
+        vocabulary=vocabulary,
+        load=load_draft,
+        heads=heads or {},
+        reserve=needs.__setitem__,
+    )
+    engine = Engine(
+        target=target,
+        tokenizer=tokenizer,
+        pool=pool,
+        drafter=config.build(bench),
+        verifier=verifier,
+        config=limits,
+        most_nodes=config.most_nodes,
+        vocabulary=vocabulary,
+    )
+    check_fits(pool, needs, target.device)
+    return Assembled(engine, config, verifier, {model: pool.rows * size for model, size in needs.items()})
+
+
+def _rule(name: str, config: DrafterConfig) -> Verifier:
+    verifier = make_verifier(name)
+    check_exact(verifier, config.method, config.needs)
+    if not verifier.lossless:
+        warn_lossy(verifier.name)
+    return verifier
+
+
+def _pool(target: TargetModel, pages: CacheConfig) -> KVPool:
+    automatic = automatic_rows(target.context_length, _MOST_ROWS, target.row_bytes, target.device)
+    return KVPool(pages.rows or automatic, pages.page_size, pages.prefix_cache)
+
+
+@cache
+def warn_lossy(rule: str) -> None:
+    """Log that a rule changes the text, once for each."""
+    _log.warning("verifier %r is lossy: the text will not be the target's own", rule)
+
+
+def planned(
+    speculation: Any, draft_model: str | Path | Sequence[str | Path] | None, head: str | Path | None
+) -> Speculation:
+    """How to speculate, from what a user passes.
+
+    Args:
+        speculation: see :meth:`outrider.config.Speculation.of`.
+        draft_model: what drafts for the method, or behind lookup where the method is left open.
+        head: the same for a trained head.
+
+    Raises:
+        ConfigError: both are given, the method takes neither, or there is no such head.
+    """
+    plan = Speculation.of(speculation)
+    if draft_model is not None and head is not None:
+        raise ConfigError("draft_model and head are both given, but one of them drafts; leave the other out")
+    if head is not None and kind_of(head) is None:
+        raise ConfigError(f"head: {head} is no trained head; a model that drafts is given as draft_model")
+    if head is not None:
+        return plan.drafting_with(head, "head")
+    return plan if draft_model is None else plan.drafting_with(draft_model, "draft_model")

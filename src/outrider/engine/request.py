@@ -1,0 +1,100 @@
+"""One completion on its way: what the scheduler knows of it, and what the user gets in the end."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from outrider.engine.stopping import FinishReason, Stopper
+from outrider.metrics import SpeculationStats
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.sampler import RequestSampler
+
+
+class Status(enum.Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """How likely the model held one token, before any sampling parameter."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The most probable (token id, logprob), best first; the chosen token need not be among them."""
+
+    def __repr__(self) -> str:
+        """The same, with as many digits as a person reads."""
+        top = "".join(f"({token}, {value:.4g}), " for token, value in self.top)
+        return f"TokenLogprob(token_id={self.token_id}, logprob={self.logprob:.4g}, top=({top.rstrip()}))"
+
+
+@dataclass(eq=False)
+class Request:
+    """One sequence of tokens being completed.  Only the scheduler writes it.
+
+    Invariant: between rounds ``computed ≤ len(inputs) − 1``, equal once decoding.
+    """
+
+    id: str
+    inputs: list[int]
+    """Committed token ids, prompt first."""
+    prompt_length: int
+    params: SamplingParams
+    seed: int
+    choice: int
+    limit: int
+    """``inputs`` never grows past this."""
+    sampler: RequestSampler
+    stopper: Stopper
+    computed: int = 0
+    """Rows of the target's cache that are right."""
+    cached_tokens: int | None = None
+    """Prompt tokens whose rows another request had computed; None until it was first let in."""
+    awaited: tuple[Request, int] | None = None
+    """A running request, and how many of its rows this one waits to take over."""
+    refused_at: int = -1
+    """Free rows of the cache when it last had no room for this request."""
+    round_number: int = 0
+    """Rounds begun; names the dice of ratio rules, so it never goes back."""
+    status: Status = Status.WAITING
+    drafting: bool = True
+    """False where the user wants plain decoding."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    text: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+
+    @property
+    def wanted(self) -> int:
+        """Rows the cache should hold; computed catches up with wanted is the scheduler's only rule."""
+        return len(self.inputs)
+
+    @property
+    def pending(self) -> int:
+        """Committed tokens whose rows are missing; 1 once decoding: the anchor."""
+        return self.wanted - self.computed
+
+    @property
+    def reusable(self) -> int:
+        """Most rows that may be taken over instead of computed.
+
+        The last two are computed always, so that the first token comes from a prompt's pass as it does without; and so
+        is every row that a log-probability of the prompt still waits for.
+        """
+        if self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_length:
+            return len(self.prompt_logprobs) - 1
+        return max(0, self.wanted - 2)
+
+    @property
+    def output_ids(self) -> list[int]:
+        """Emitted token ids."""
+        return self.inputs[self.prompt_length :]

@@ -1,0 +1,1 @@
+"""Model files: weights, configurations, tokenizers and chat templates, whichever backend reads them."""

@@ -1,0 +1,284 @@
+"""One tokenizer class for every model, whether it came from a Hugging Face folder or from a GGUF file."""
+
+import codecs
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+import tokenizers
+
+from outrider.errors import RequestError
+from outrider.models.files.chat_template import ChatTemplate, Message
+from outrider.models.files.hf_tokenizer import Template
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class DetokenizerStream(Protocol):
+    """Text that grows token by token."""
+
+    def push(self, token_id: int) -> str:
+        """Take the next id and return the text it completes; "" inside a character that is still cut."""
+
+    def finish(self) -> str:
+        """Return what a cut character at the end decodes to (U+FFFD), or ""."""
+
+    def fork(self) -> "DetokenizerStream":
+        """Return another stream that goes on from here."""
+
+
+@dataclass(frozen=True)
+class VocabularyMatch:
+    """How two vocabularies relate: `shared` counts the leading ids that mean the same token in both."""
+
+    kind: Literal["equal", "padded", "different"]
+    shared: int
+    reason: str
+
+
+class Tokenizer:
+    """Text to ids and back, special ids, and the chat template."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        name: str,
+        bos_id: int | None = None,
+        eos_ids: Iterable[int] = (),
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: Template | None = None,
+    ) -> None:
+        """Make a tokenizer.
+
+        Args:
+            backend: turns text into ids and back.
+            name: the model's, for messages.
+            bos_id: what begins a text.
+            eos_ids: what ends one.
+            special_tokens: the tokens that templates may ask for by name, as ``eos_token``, by name.
+            chat_template: how conversations are written; several by name where there is one for tools.
+        """
+        self.backend = backend
+        self.name = name
+        self.bos_id = bos_id
+        self.eos_ids = frozenset(eos_ids)
+        self.special_tokens = dict(special_tokens or {})
+        self.chat_template = chat_template
+        self._byte_level = _decoder_names(backend) == {"ByteLevel"}
+        self._byte_fallback = "ByteFallback" in _decoder_names(backend)
+
+    def __repr__(self) -> str:
+        """Whose it is, and how many tokens it knows."""
+        return f"Tokenizer({self.name!r}, vocab_size={self.vocab_size})"
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Turn text into ids; special tokens written in the text become their ids.
+
+        Raises:
+            RequestError: the text holds half a surrogate pair, which is no character.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text is not valid Unicode: half a surrogate pair at character {error.start}; was it read from "
+                "bytes that are not UTF-8?"
+            ) from None
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Turn ids into text; ids past the vocabulary (padding rows of the model) add nothing."""
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def stream(self, skip_special_tokens: bool = True) -> DetokenizerStream:
+        """Start an incremental `decode`."""
+        kind = _ByteStream if self._byte_level else _WindowStream
+        return kind(self, self.special_ids if skip_special_tokens else frozenset())
+
+    @cached_property
+    def vocabulary(self) -> dict[int, str]:
+        """Every real id and its token as the vocabulary spells it."""
+        return {token_id: token for token, token_id in self.backend.get_vocab(with_added_tokens=True).items()}
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest real id; a model's logits may be padded beyond it."""
+        return max(self.vocabulary, default=-1) + 1
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids that `skip_special_tokens` leaves out."""
+        return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes a token stands for inside a text; b"" for an id that is not in the vocabulary."""
+        token = self.backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._byte_level:
+            return _byte_level_bytes(token)
+        return self.byte_piece(token_id) or token.replace("▁", " ").encode()
+
+    def token_text(self, token_id: int) -> str:
+        """Return a token for a person to read; U+FFFD stands for the part of a cut character."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def byte_piece(self, token_id: int) -> bytes:
+        """Return the byte of a token that spells out a single one, which may be part of a character, or b""."""
+        token = self.backend.id_to_token(token_id) if self._byte_fallback else None
+        match = _BYTE_TOKEN.fullmatch(token) if token is not None else None
+        return bytes([int(match[1], 16)]) if match else b""
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool | str = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Write a conversation the way the model was trained to read it, as transformers would.
+
+        Args:
+            messages: ``{"role": …, "content": …}`` in order; a content is a string, or a list of parts
+                ``{"type": "text", "text": …}``, which become one string where the template reads strings alone.
+            tools: JSON schemas of functions, or functions with type hints and a docstring.
+            add_generation_prompt: begin the model's answer.
+            continue_final_message: leave the last message open, for the model to go on with; a string names another
+                of its fields than ``content``.
+            template_kwargs: what else the template reads, as ``enable_thinking`` or ``documents``.
+
+        Raises:
+            ModelError: the model has no chat template, or its template cannot be compiled or run.
+            RequestError: the template refuses these messages or fails on them, or a part is no text.
+        """
+        return ChatTemplate(self.name, self.chat_template, self.special_tokens).write(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+        )
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for token_id, token in sorted(self.vocabulary.items()):
+            digest.update(f"{token_id} {len(token)} {token}\n".encode(errors="surrogatepass"))
+        return digest.hexdigest()
+
+    def fingerprint(self) -> str:
+        """Return a hex digest of every (id, token) pair: equal exactly when the vocabularies are equal."""
+        return self._fingerprint
+
+    def compare(self, other: "Tokenizer") -> VocabularyMatch:
+        """Compare two vocabularies by content; `reason` names both sizes and the first id that differs."""
+        sizes = f"{self.name} has {self.vocab_size} tokens, {other.name} has {other.vocab_size}"
+        common = min(self.vocab_size, other.vocab_size)
+        if self.fingerprint() == other.fingerprint():
+            return VocabularyMatch("equal", common, sizes)
+        for token_id in range(common):
+            mine, theirs = self.vocabulary.get(token_id), other.vocabulary.get(token_id)
+            if mine != theirs:
+                difference = f"id {token_id} is {mine!r} in {self.name} and {theirs!r} in {other.name}"
+                return VocabularyMatch("different", token_id, f"{sizes}; {difference}")
+        return VocabularyMatch("padded", common, f"{sizes}; the first {common} are the same")
+
+
+class _ByteStream:
+    """For byte-level vocabularies: exact, because their decoding is concatenating bytes."""
+
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
+        self._token_bytes = tokenizer.token_bytes
+        self._skipped = skipped
+        self._decoder: codecs.IncrementalDecoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        return "" if token_id in self._skipped else self._decoder.decode(self._token_bytes(token_id))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+    def fork(self) -> "_ByteStream":
+        twin = copy(self)
+        twin._decoder = _fork(self._decoder)
+        return twin
+
+
+class _WindowStream:
+    """For all others: decode the last printed tokens again with the new ones, and print the difference."""
+
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = skipped
+        self._printed: list[int] = []
+        self._pending: list[int] = []
+        self._character: codecs.IncrementalDecoder = codecs.getincrementaldecoder("utf-8")()
+        """Has seen the bytes of the character that is being spelled."""
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._skipped:
+            return ""
+        self._pending.append(token_id)
+        return "" if self._is_cut(self._tokenizer.byte_piece(token_id)) else self.finish()
+
+    def finish(self) -> str:
+        before = self._tokenizer.decode(self._printed, skip_special_tokens=False)
+        text = self._tokenizer.decode(self._printed + self._pending, skip_special_tokens=False)
+        if len(text) <= len(before):
+            return ""
+        self._printed, self._pending = self._pending, []
+        return text[len(before) :]
+
+    def _is_cut(self, piece: bytes) -> bool:
+        """Say whether a character is still incomplete after this byte; not a byte (b""), or a wrong one, ends it."""
+        try:
+            self._character.decode(piece, final=not piece)
+        except UnicodeDecodeError:
+            self._character.reset()
+        return bool(self._character.getstate()[0])
+
+    def fork(self) -> "_WindowStream":
+        twin = copy(self)
+        twin._pending, twin._character = self._pending.copy(), _fork(self._character)
+        return twin
+
+
+def _fork(decoder: codecs.IncrementalDecoder) -> codecs.IncrementalDecoder:
+    """Make another decoder that has seen the same bytes."""
+    twin = codecs.getincrementaldecoder("utf-8")(decoder.errors)
+    twin.setstate(decoder.getstate())
+    return twin
+
+
+def _decoder_names(backend: tokenizers.Tokenizer) -> set[str]:
+    """List the steps of a tokenizer's decoder by type."""
+    if backend.decoder is None:
+        return set()
+    state = json.loads(backend.decoder.__getstate__())
+    return {step["type"] for step in state.get("decoders", [state])}
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Build GPT-2's alphabet: printable bytes spell themselves, the others take the characters from 256 up."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    rest = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(rest)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    """Spell out a byte-level token; one with a foreign character (an added token) is taken literally."""
+    try:
+        return bytes([_BYTE_OF[character] for character in token])
+    except KeyError:
+        return token.encode()

@@ -1,0 +1,1 @@
+"""Models run by transformers' own code."""

@@ -1,0 +1,88 @@
+"""What a configuration makes of a decoder, read off transformers' own model before there are any weights.
+
+Nothing is taken from the configuration itself: which of its values a family reads, and what they come to, only its code
+can tell.
+"""
+
+from __future__ import annotations
+
+import copy
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from outrider.models.hf import transformers_api
+from outrider.models.pass_plan import AttentionCall
+
+_ATTENTION: Final = "outrider_blueprint"
+_calls: Final[ContextVar[list[AttentionCall]]] = ContextVar("outrider_calls")
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A decoder without memory for its weights.
+
+    Its methods raise whatever transformers raises for a configuration that no model can run with.
+    """
+
+    module: Any
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every parameter's, in the model's order; one that is another's copy is left out."""
+        return {name: tuple(parameter.shape) for name, parameter in self.module.named_parameters()}
+
+    def attention_calls(self) -> tuple[AttentionCall, ...]:
+        """What each layer asks of attention, in the order of layers, noted while one token runs through."""
+        calls: list[AttentionCall] = []
+        reset = _calls.set(calls)
+        try:
+            token = torch.zeros(1, dtype=torch.int64, device="meta")
+            transformers_api.call(self.module, token, token, token)
+        finally:
+            _calls.reset(reset)
+        return tuple(calls)
+
+    def rotations(self, context_length: int) -> tuple[tuple[torch.Tensor, float], ...]:
+        """Each layer's inverse frequencies, fp32 [rotary width / 2], and what multiplies its cosines and sines.
+
+        Frequencies that depend on the length of the text are those of a text of ``context_length``.
+        """
+        (unset,) = (part for part in self.module.modules() if hasattr(part, "rope_type"))
+        rotary = type(unset)(unset.config)
+        transformers_api.freeze_rotary(rotary, context_length)
+        kinds = getattr(rotary.config, "layer_types", None) or [None] * len(
+            transformers_api.decoder_layers(self.module)
+        )
+        prefixes = [f"{kind}_" if isinstance(rotary.rope_type, dict) else "" for kind in kinds]
+        return tuple(
+            (getattr(rotary, f"{prefix}inv_freq").float(), float(getattr(rotary, f"{prefix}attention_scaling")))
+            for prefix in prefixes
+        )
+
+
+def blueprint(config: Any) -> Blueprint:
+    """Draw up a decoder.
+
+    Raises whatever transformers raises for a configuration that it cannot build from.
+    """
+    # The build notes its attention in the configuration.
+    return Blueprint(transformers_api.build_empty(copy.deepcopy(config), torch.float32, _ATTENTION))
+
+
+def _note(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention that notes how it is called: [1, heads, rows, width] in, [1, rows, heads, width] out."""
+    _calls.get().append(transformers_api.read_attention_call(module, attention_mask, options, width=query.shape[-1]))
+    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1]), None
+
+
+transformers_api.register_attention(_ATTENTION, _note)

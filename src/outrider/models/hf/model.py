@@ -1,0 +1,130 @@
+"""Any causal language model of transformers with standard attention, its own code unmodified.
+
+The pass is one flat ``[1, rows]`` batch.  Our attention function is registered without a mask function, so that the
+model builds no dense mask; the function finds the plan of the pass in a context variable, because some models do not
+hand keyword arguments down to their attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+import torch
+
+from outrider.errors import ModelError
+from outrider.kv.pool import PagedCache
+from outrider.models.base import TargetOutput, check_layers
+from outrider.models.hf import ends, transformers_api
+from outrider.models.hf.selfcheck import compare_with_eager
+from outrider.models.pass_plan import PassPlan
+from outrider.tree import TreeBatch
+
+ATTENTION: Final = "outrider"
+_plan: Final[ContextVar[PassPlan]] = ContextVar("outrider_plan")
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """The function transformers calls: [1, heads, rows, width] in, [1, rows, heads, width] out."""
+    call = transformers_api.read_attention_call(module, attention_mask, options, width=query.shape[-1])
+    return _plan.get().attend(query, key, value, call), None
+
+
+class HFModel:
+    """A transformers model behind the :class:`outrider.models.base.TargetModel` protocol.
+
+    Args:
+        module: a causal model whose attention implementation is ``ATTENTION``.
+        architecture: its class, for messages.
+        context_length: most positions to serve.
+        source: the folder or file it was loaded from.
+
+    Raises:
+        ModelError: its state cannot be rolled back, its attention cannot be replaced, or it is not among the verified
+            classes and differs from its own eager attention.
+    """
+
+    backend = "hf"
+    """Told where a model is shown."""
+    row_invariant = False  # torch's matrix products choose their blocking by the number of rows
+
+    def __init__(
+        self, module: torch.nn.Module, *, architecture: str, context_length: int, source: Path | None = None
+    ) -> None:
+        transformers_api.check_servable(module, architecture)
+        transformers_api.freeze_rotary(module, context_length)
+        self.module, self.context_length, self._architecture = module, context_length, architecture
+        self.source = source
+        self._turn = Lock()
+        """What a pass hangs onto the module other passes would meet, so engines that share it take turns."""
+        self.vocabulary = transformers_api.vocabulary(module)
+        first = next(module.parameters())
+        self.device, self._dtype = first.device, first.dtype
+        blocks = transformers_api.decoder_layers(module)
+        self.width, self.layers = ends.width(module), len(blocks)
+        self._places = [*([block] for block in blocks), ends.bodies(module)]
+        self.row_bytes = transformers_api.row_bytes(module)
+        if transformers_api.is_stock(module) and not transformers_api.is_verified(architecture):
+            compare_with_eager(self, module, architecture)
+
+    @torch.inference_mode()
+    def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
+        """See :class:`outrider.models.base.TargetModel`."""
+        check_layers(layers, self.layers)
+        hidden: dict[int, torch.Tensor] = {}
+        plan = PassPlan(batch, cache)
+        with self._turn:
+            hooks = [each.register_forward_hook(_keep(hidden, i)) for i in layers for each in self._places[i]]
+            reset = _plan.set(plan)
+            try:
+                logits = transformers_api.call(self.module, batch.tokens, batch.positions, batch.wanted)
+            finally:
+                _plan.reset(reset)
+                for hook in hooks:
+                    hook.remove()
+        if plan.calls == 0 or plan.calls != len(cache.layers):
+            raise ModelError(
+                f"{self._architecture} asked for attention {plan.calls} times in this pass and {len(cache.layers)} "
+                "times before, so it does not use transformers' attention interface throughout and cannot be served"
+            )
+        if len(hidden) != len(layers):
+            raise ModelError(f"{self._architecture} gives no hidden rows of layers {sorted(set(layers) - set(hidden))}")
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # so that a pass's time is the pass's, not its launch
+        return TargetOutput(logits, hidden)
+
+    @torch.no_grad()
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """See :class:`outrider.models.base.TargetModel`."""
+        return ends.embed(self.module, tokens).float()
+
+    @torch.no_grad()
+    def unembed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See :class:`outrider.models.base.TargetModel`."""
+        with self._turn:
+            return ends.unembed(self.module, hidden.to(self._dtype)).float()
+
+    @torch.no_grad()
+    def unembed_rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """See :class:`outrider.models.base.TargetModel`."""
+        return ends.head_rows(self.module, ids).float()
+
+
+def _keep(hidden: dict[int, torch.Tensor], layer: int) -> Callable[..., None]:
+    def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        hidden[layer] = (output if isinstance(output, torch.Tensor) else output[0])[0]
+
+    return hook
+
+
+transformers_api.register_attention(ATTENTION, _attention)

@@ -1,0 +1,88 @@
+"""Compare a model that nobody has verified with its own eager attention, on a few tokens, when it is loaded.
+
+Two short texts go through a flat pass with siblings, then each row's path runs alone through the unmodified model;
+windows are shortened meanwhile.
+How large a difference may be is read off a control: the same rows, each denied its parent.  That costs about eight
+passes of a few rows, and only for classes outside :mod:`outrider.models.hf.verified`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from outrider.errors import ModelError
+from outrider.kv.pool import PagedCache
+from outrider.models.base import TargetModel
+from outrider.models.hf import transformers_api
+from outrider.tree import SequenceRows, TreeBatch, TreeBuilder
+
+_SHARE: Final = 0.1
+"""Of the control's difference: a row that misses a key, or sees one too many, differs by about the control."""
+_NOISE: Final = 0.01
+"""Of the logits' spread: half precision differs by as much without any fault."""
+
+_WINDOW: Final = 4
+"""Length of sliding windows and chunks meanwhile: shorter than the longer text."""
+
+
+def compare_with_eager(model: TargetModel, module: torch.nn.Module, architecture: str) -> None:
+    """Run both and compare.
+
+    Args:
+        model: the model behind our attention.
+        module: the same model, whose attention is switched to eager for the comparison.
+        architecture: its class, for the message.
+
+    Raises:
+        ModelError: they differ by more than rounding.
+    """
+    sequences = [_rows("long", 7, model.vocabulary), _rows("short", 2, model.vocabulary)]
+    with transformers_api.short_windows(module, _WINDOW):
+        ours, denied = (_flat_logits(model, sequences, deny_parents) for deny_parents in (False, True))
+        with transformers_api.eager_attention(module):
+            alone = torch.stack([_plain_logits(model, module, path) for item in sequences for path in _paths(item)])
+    error, control = (float((logits - alone).abs().max()) for logits in (ours, denied))
+    allowed = max(_SHARE * control, _NOISE * float(alone.std()))
+    if not error <= allowed:
+        raise ModelError(
+            f"{architecture} is not among the verified classes, and tree rows differ from its own eager attention by "
+            f"{error:.2g} where rounding explains {allowed:.2g}, so it cannot be served"
+        )
+
+
+def _rows(key: str, length: int, vocabulary: int) -> SequenceRows:
+    """A text, and below its last token two siblings and a child of each."""
+    tokens = [(7 * index + 3) % vocabulary for index in range(length + 5)]
+    builder = TreeBuilder(tokens[length])
+    left, right = (builder.add(0, tokens[length + step]) for step in (1, 2))
+    builder.add(left, tokens[length + 3])
+    builder.add(right, tokens[length + 4])
+    return SequenceRows(key, 0, tuple(tokens[:length]), builder.build())
+
+
+def _paths(sequence: SequenceRows) -> list[list[int]]:
+    assert sequence.tree is not None
+    return [[*sequence.forced, sequence.tree.tokens[0], *path] for path in sequence.tree.paths]
+
+
+def _flat_logits(model: TargetModel, sequences: list[SequenceRows], deny_parents: bool) -> torch.Tensor:
+    """Logits [tree rows, vocabulary] of one flat pass over all sequences."""
+    batch, cache = TreeBatch.pack(sequences, model.device), PagedCache(pages=8, page_size=4)
+    for index, sequence in enumerate(sequences):
+        cache.extend(sequence.key, sequence.rows)
+        assert sequence.tree is not None
+        if deny_parents:
+            visible, forced = batch.visible(index), len(sequence.forced)
+            for node in range(1, len(sequence.tree)):
+                visible[forced + node, forced + sequence.tree.parents[node]] = False
+    return model.forward(batch, cache).logits.float()
+
+
+def _plain_logits(model: TargetModel, module: torch.nn.Module, path: list[int]) -> torch.Tensor:
+    """Logits [vocabulary] after a path, by the unmodified model."""
+    with torch.inference_mode():
+        tokens = torch.tensor([path], device=model.device)
+        logits: torch.Tensor = module(input_ids=tokens, use_cache=False).logits[0, -1]
+    return logits.float()

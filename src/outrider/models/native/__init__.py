@@ -1,0 +1,1 @@
+"""Dense decoders on Outrider's own CPU kernels."""

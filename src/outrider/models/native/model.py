@@ -1,0 +1,208 @@
+"""Dense decoders on Outrider's own CPU kernels: a pass over several rows costs less than as many passes.
+
+What the kernels take is read off the model's configuration (:mod:`outrider.models.native.plan`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from outrider.errors import ModelError, one_line
+from outrider.kernels.native import cpu
+from outrider.kv.pool import PagedCache
+from outrider.models.base import TargetOutput, check_layers
+from outrider.models.files.weight_files import MappedTensors
+from outrider.models.hf.blueprint import blueprint
+from outrider.models.loading import ModelFiles
+from outrider.models.native.kernel_pass import half_store, row_bytes, shares
+from outrider.models.native.packed_cache import PackedEntry
+from outrider.models.native.plan import Plan, reason_against
+from outrider.models.native.weights import (
+    Bytes,
+    GGUFWeights,
+    Quantization,
+    RequantizedWeights,
+    StoredMatrix,
+    TensorWeights,
+    WeightSource,
+    pack_all,
+)
+from outrider.tree import TreeBatch
+
+
+@contextmanager
+def _naming(model: str) -> Iterator[None]:
+    """Turn what an impossible configuration makes transformers raise, which is anything, into one sentence."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{model}: no model can be built from its configuration: {one_line(error)}") from error
+
+
+class NativeModel:
+    """A dense decoder behind the :class:`outrider.models.base.TargetModel` protocol, on the CPU.
+
+    Args:
+        config: transformers' configuration of a family in :data:`outrider.models.native.plan.FAMILIES`.
+        weights: its numbers.
+        context_length: most positions to serve.
+        name: for messages.
+        kept: the packed model on disk, if it is to be looked for and kept.
+
+    Raises:
+        ModelError: the configuration or a weight cannot be served.
+    """
+
+    backend = "native"
+    """Told where a model is shown."""
+    row_invariant = True
+    own_threads = True
+    """It computes on the kernels' threads; torch's should stay out of their way."""
+    device = torch.device("cpu")
+    precision = "weights as stored, int8 activations"
+    """Told in results instead of a dtype."""
+    source: Path | None = None
+    """See :class:`outrider.models.base.TargetModel`."""
+
+    def __init__(
+        self,
+        config: Any,
+        weights: WeightSource,
+        *,
+        context_length: int,
+        name: str = "the model",
+        kept: PackedEntry | None = None,
+    ) -> None:
+        if reason := reason_against(config):
+            raise ModelError(f"the native backend cannot serve {name}: {reason}")
+        with _naming(name):
+            drawn = blueprint(config)
+        weights.check(drawn.shapes)  # from here on, no size is larger than what is really there
+        with _naming(name):
+            plan = Plan.of(config, drawn, context_length)
+        self.context_length = context_length
+        self._shape, self.layers = plan.shape, plan.layers
+        self.vocabulary, self.width = plan.shape.vocabulary, plan.shape.width
+        matrices = _matrices(plan, weights)
+        packed, self._arena = pack_all(matrices, kept)
+        self.packed_bytes = len(self._arena.bytes)
+        self.token_bytes = sum(
+            m.stored_bytes for key, m in matrices.items() if key != "embedding" or "head" not in matrices
+        )
+        """Bytes of weights, in the file's own bits, that one token reads."""
+        layers = [_layer(plan, weights, packed, i) for i in range(plan.layers)]
+        ends = {
+            "embedding": packed["embedding"],
+            "final_norm": _norm(plan, weights, "model.norm.weight"),
+            "head": packed.get("head", packed["embedding"]),
+        }
+        self._decoder = cpu.Decoder(vars(plan.shape), layers, ends)
+        self._heads = plan.layers * self._shape.key_heads
+        self.row_bytes = row_bytes(self._heads, self._shape.head_width)
+
+    @classmethod
+    def of(
+        cls, files: ModelFiles, *, quantization: Quantization = Quantization.NONE, context_length: int
+    ) -> NativeModel:
+        """Load a model from its files.
+
+        Args:
+            files: see :func:`outrider.models.loading.open_model`.
+            quantization: what to make of the weights.
+            context_length: most positions to serve.
+
+        Raises:
+            ModelError: a weight is missing or cannot be served.
+        """
+        source: WeightSource
+        if files.gguf is None:
+            source = TensorWeights(MappedTensors(files.weight_files), name=files.name)
+        else:
+            source = GGUFWeights(*files.gguf)
+        source = RequantizedWeights(source, quantization)
+        kept = PackedEntry(files.weight_files, quantization.value)
+        model = cls(files.config, source, context_length=context_length, name=files.name, kept=kept)
+        model.source = files.path
+        return model
+
+    def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
+        """See :class:`outrider.models.base.TargetModel`."""
+        check_layers(layers, self.layers)
+        store = half_store(cache, self._heads, self._shape.head_width)
+        logits = torch.empty(len(batch.wanted), self.vocabulary)
+        hidden = {layer: torch.empty(len(batch.tokens), self.width) for layer in layers}
+        self._decoder.forward(
+            batch.tokens.numpy(),
+            batch.positions.numpy(),
+            shares(batch, cache),
+            store.keys,
+            store.values,
+            batch.wanted.numpy(),
+            logits.numpy(),
+            [(layer, rows.numpy()) for layer, rows in hidden.items()],
+        )
+        return TargetOutput(logits, hidden)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """See :class:`outrider.models.base.TargetModel`."""
+        rows = torch.empty(len(tokens), self.width)
+        self._decoder.embed(tokens.contiguous().numpy(), rows.numpy())
+        return rows
+
+    def unembed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See :class:`outrider.models.base.TargetModel`."""
+        logits = torch.empty(len(hidden), self.vocabulary)
+        self._decoder.unembed(hidden.contiguous().numpy(), logits.numpy())
+        return logits
+
+    def unembed_rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """See :class:`outrider.models.base.TargetModel`."""
+        rows = torch.empty(len(ids), self.width)
+        self._decoder.head_rows(ids.contiguous().numpy(), rows.numpy())
+        return rows
+
+
+def _matrices(plan: Plan, weights: WeightSource) -> dict[str, StoredMatrix]:
+    """Every matrix, in the order a pass reads them."""
+    matrices = {
+        f"{i}.{part}": weights.matrix(f"model.layers.{i}.{module}.weight").part(rows)
+        for i in range(plan.layers)
+        for part, (module, rows) in plan.places.items()
+    }
+    ends = {"embedding": "model.embed_tokens.weight", "head": "lm_head.weight"}
+    return matrices | {key: weights.matrix(name) for key, name in ends.items() if name in plan.due}
+
+
+def _norm(plan: Plan, weights: WeightSource, name: str) -> Bytes | None:
+    return weights.vector(name) + np.float32(plan.family.norm_offset) if name in plan.due else None
+
+
+def _layer(plan: Plan, weights: WeightSource, packed: Mapping[str, Any], index: int) -> dict[str, Any]:
+    prefix = f"model.layers.{index}."
+    norms = {
+        "attention_norm": "input_layernorm",
+        "mlp_norm": plan.family.mlp_norm,
+        "attention_post_norm": plan.family.attention_post_norm,
+        "mlp_post_norm": plan.family.mlp_post_norm,
+        "query_norm": "self_attn.q_norm",
+        "key_norm": "self_attn.k_norm",
+    }
+    biases = {part: (f"{prefix}{module}.bias", rows) for part, (module, rows) in plan.places.items()}
+    return (
+        {part: packed[f"{index}.{part}"] for part in plan.places}
+        | {f"{p}_bias": weights.vector(name)[rows] if name in plan.due else None for p, (name, rows) in biases.items()}
+        | {key: _norm(plan, weights, f"{prefix}{module}.weight") for key, module in norms.items()}
+        | {
+            "inverse_frequencies": plan.rotations[index].inverse_frequencies,
+            "rotary_scale": plan.rotations[index].scale,
+            "window": plan.windows[index],
+        }
+    )

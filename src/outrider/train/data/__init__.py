@@ -1,0 +1,1 @@
+"""Training texts: prompts, and what the target answers to them."""

@@ -1,0 +1,94 @@
+"""The evaluation prompts as hashes, so that nothing is trained on what it is measured with.
+
+A text is lower-cased and cut into words.  Of an evaluation prompt of ten words or more some runs of ten words are kept,
+chosen by winnowing (Schleimer, Wilkerson and Aiken 2003): of every seven neighbouring runs the one with the lowest
+hash.  A text that repeats sixteen words of it, or all of a shorter one, then repeats a kept run, wherever it stands,
+whatever stands around it.  A prompt of five to nine words is kept as one run; a shorter one, which any text may hold by
+chance, counts only where it is the whole text.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from importlib.resources import files
+from typing import Final
+
+from outrider.prompts import built_in
+
+RUN: Final = 10
+"""Words of a run."""
+WINDOW: Final = 7
+"""Neighbouring runs of which one is kept."""
+LEAST: Final = 5
+"""Shortest prompt that is looked for inside of texts, in words."""
+_BYTES: Final = 6
+_FILE: Final = "held_out.bin"
+_WORD: Final = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Hashes of the evaluation prompts."""
+
+    hashes: frozenset[bytes]
+
+    @classmethod
+    def of(cls, prompts: Iterable[str]) -> HeldOut:
+        """The hashes of prompts."""
+        return cls(frozenset(kept for prompt in prompts for kept in _kept(words(prompt))))
+
+    @classmethod
+    def read(cls, packed: bytes) -> HeldOut:
+        """The hashes in a file's bytes."""
+        return cls(frozenset(packed[start : start + _BYTES] for start in range(0, len(packed), _BYTES)))
+
+    def packed(self) -> bytes:
+        """The bytes of a file that holds them."""
+        return b"".join(sorted(self.hashes))
+
+    def found_in(self, text: str) -> str | None:
+        """The words of a text that are an evaluation prompt's, or None."""
+        listed = words(text)
+        if len(listed) < LEAST:
+            return " ".join(listed) if listed and _whole(listed) in self.hashes else None
+        for length in range(LEAST, RUN + 1):
+            for run in _runs(listed, length):
+                if _hash(run) in self.hashes:
+                    return run
+        return None
+
+
+@lru_cache
+def evaluation_prompts() -> HeldOut:
+    """What Outrider's own figures are measured on, which comes with the package as hashes, and the built-in prompts."""
+    own = HeldOut.of(turn["content"] for prompt in built_in() for turn in prompt.turns)
+    return HeldOut(own.hashes | HeldOut.read((files("outrider.train.data") / _FILE).read_bytes()).hashes)
+
+
+def words(text: str) -> list[str]:
+    """The words of a text without what layout, case and punctuation add."""
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+def _runs(listed: list[str], length: int) -> Iterator[str]:
+    return (" ".join(listed[start : start + length]) for start in range(len(listed) - length + 1))
+
+
+def _kept(listed: list[str]) -> set[bytes]:
+    if len(listed) < LEAST:
+        return {_whole(listed)} if listed else set()
+    hashes = [_hash(run) for run in _runs(listed, min(RUN, len(listed)))]
+    return {min(hashes[start : start + WINDOW]) for start in range(max(1, len(hashes) - WINDOW + 1))}
+
+
+def _whole(listed: list[str]) -> bytes:
+    return _hash("the whole text: " + " ".join(listed))
+
+
+def _hash(text: str) -> bytes:
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=_BYTES).digest()

@@ -1,0 +1,104 @@
+"""Prompts to train on: read from files, refused where the evaluation prompts are among them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from outrider.errors import ConfigError
+from outrider.prompts import read
+from outrider.prompts.prompt import USER
+from outrider.train.data.decontaminate import HeldOut, evaluation_prompts
+
+if TYPE_CHECKING:
+    from outrider.models.files.tokenizer import Tokenizer
+
+VALIDATION_SHARE: Final = 0.03
+"""Of all prompts, those that are kept for held-out figures."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the target is to answer: a conversation that ends with the user, or bare text that it goes on with."""
+
+    messages: tuple[tuple[str, str], ...] = ()
+    """Role and content of each turn."""
+    text: str = ""
+    """Used where there are no messages."""
+
+    @classmethod
+    def asked(cls, question: str) -> Prompt:
+        """A conversation of one question."""
+        return cls(messages=((USER, question),))
+
+    @cached_property
+    def key(self) -> str:
+        """A name that equal prompts share: the same in every process."""
+        return hashlib.sha256(json.dumps([self.messages, self.text]).encode()).hexdigest()[:16]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Every piece of text in it."""
+        return tuple(content for _, content in self.messages) or (self.text,)
+
+    @property
+    def for_validation(self) -> bool:
+        """Whether it is kept for held-out figures: a function of the prompt alone."""
+        return int(self.key[:8], 16) < VALIDATION_SHARE * 2**32
+
+    def to_dict(self) -> dict[str, Any]:
+        """What :func:`read_prompts` reads."""
+        if not self.messages:
+            return {"text": self.text}
+        return {"messages": [{"role": role, "content": content} for role, content in self.messages]}
+
+    def encode(self, tokenizer: Tokenizer) -> list[int]:
+        """Token ids, ready for the answer; a question to a model without a chat template is bare text."""
+        if not self.messages:
+            return tokenizer.encode(self.text)
+        if not tokenizer.chat_template and len(self.messages) == 1:
+            return tokenizer.encode(self.messages[0][1])
+        turns = [{"role": role, "content": content} for role, content in self.messages]
+        return tokenizer.encode(tokenizer.apply_chat_template(turns), add_special_tokens=False)
+
+
+def read_prompts(paths: Sequence[Path], held_out: HeldOut | None = None) -> list[Prompt]:
+    """The prompts of files, each once: conversations whole, but for an answer at the end, which the target gives.
+
+    Args:
+        paths: see :func:`outrider.prompts.read`.
+        held_out: evaluation prompts; None takes those that Outrider's own figures are measured on.
+
+    Raises:
+        ConfigError: a file cannot be read, a line is not a prompt, or one holds an evaluation prompt; file and line
+            are named.
+    """
+    refused = evaluation_prompts() if held_out is None else held_out
+    prompts: dict[str, Prompt] = {}
+    for path in paths:
+        for found in read(path):
+            prompt = Prompt(found.unanswered, found.text)
+            for part in prompt.parts:
+                if (words := refused.found_in(part)) is not None:
+                    raise ConfigError(
+                        f"{found.place} holds the words {words!r} of an evaluation prompt, and what is measured may "
+                        "not be trained on; take the line out"
+                    )
+            prompts[prompt.key] = prompt
+    if not prompts:
+        raise ConfigError(f"there is no prompt in {', '.join(map(str, paths)) or 'no file'}; give at least one line")
+    return list(prompts.values())
+
+
+def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
+    """Write prompts as :func:`read_prompts` reads them; the file is whole or not there."""
+    temporary = path.with_suffix(path.suffix + ".part")
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps(prompt.to_dict(), ensure_ascii=False) + "\n" for prompt in prompts)
+    temporary.write_text("".join(lines), encoding="utf-8")
+    temporary.replace(path)

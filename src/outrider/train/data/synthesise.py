@@ -1,0 +1,336 @@
+"""Prompts from nothing: the target thinks of questions, and forms filled with words ask the rest.
+
+A target writes a user's turn when its chat template is given up to where that turn begins (Magpie, Xu et al. 2024).
+System messages on many subjects make it ask about all of them, code as well as chat.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from outrider.drafters.base import check_options, option
+from outrider.engine.stopping import FinishReason
+from outrider.errors import ConfigError, ModelError, RequestError
+from outrider.sampling.params import SamplingParams
+from outrider.train.data.decontaminate import HeldOut, evaluation_prompts, words
+from outrider.train.data.in_parallel import Job, complete
+from outrider.train.data.prompts import Prompt
+from outrider.train.data.tasks import Kind, tasks
+
+if TYPE_CHECKING:
+    from outrider.completion import Choice
+    from outrider.llm import LLM
+    from outrider.models.files.tokenizer import Tokenizer
+
+_MARK: Final = "☃ user's turn ☃"
+_PATIENCE: Final = 200
+"""So many sampled turns have to hold one prompt at least."""
+_NEAR: Final = 4
+"""Words of the runs by which near duplicates are told."""
+
+
+@dataclass(frozen=True)
+class SynthesisConfig:
+    """Which prompts are made."""
+
+    method = "synthesise"
+    code_share: float = option(0.4, "Share of prompts about code; the others are chat.", high=1.0)
+    sampled_share: float = option(
+        0.4, "Share of prompts that the target samples; the others are filled forms.", high=1.0
+    )
+    temperature: float = option(1.0, "Temperature of sampled prompts.", high=10.0)
+    top_p: float = option(0.9, "Nucleus of sampled prompts.", low=0.01, high=1.0)
+    max_tokens: int = option(160, "Longest sampled prompt, in tokens.", low=8)
+    least_words: int = option(4, "Shortest sampled prompt, in words.", low=1)
+    most_repeated: float = option(0.6, "Greatest share of a prompt's runs of words that others hold.", high=1.0)
+    abreast: int = option(64, "Prompts sampled side by side.", low=1)
+    seed: int = option(0, "Of everything that is drawn.")
+
+    def __post_init__(self) -> None:
+        """Refuse values out of bounds."""
+        check_options(self)
+
+
+@dataclass
+class Sieve:
+    """Lets each prompt through once, and none that is an evaluation prompt; counts what it holds back, and why."""
+
+    config: SynthesisConfig
+    held_out: HeldOut
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Prompts held back, by reason."""
+    _texts: set[str] = field(default_factory=set)
+    _runs: set[int] = field(default_factory=set)
+
+    def add(self, text: str) -> None:
+        """Know a prompt that was taken before."""
+        plain, runs = _plain(text)
+        self._texts.add(plain)
+        self._runs |= runs
+
+    def passes(self, text: str, *, near: bool) -> bool:
+        """Whether a prompt is taken; if it is, the next one like it is not.
+
+        Args:
+            text: the prompt.
+            near: hold it back also where most of it stands in other prompts.
+        """
+        plain, runs = _plain(text)
+        if plain in self._texts:
+            reason = "asked before"
+        elif near and len(runs & self._runs) > self.config.most_repeated * len(runs):
+            reason = "much like others"
+        elif self.held_out.found_in(text) is not None:
+            reason = "an evaluation prompt"
+        else:
+            self._texts.add(plain)
+            self._runs |= runs
+            return True
+        self.dropped[reason] += 1
+        return False
+
+
+def _plain(text: str) -> tuple[str, set[int]]:
+    """A prompt's words, and its runs of words."""
+    listed = words(text)
+    runs = {hash(tuple(listed[start : start + _NEAR])) for start in range(max(1, len(listed) - _NEAR + 1))}
+    return " ".join(listed), runs
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A part of all prompts: of one kind, from forms or sampled."""
+
+    kind: Kind
+    sampled: bool
+
+    def __str__(self) -> str:
+        """A name."""
+        return f"{self.kind}, {'sampled' if self.sampled else 'filled'}"
+
+
+def shares(count: int, config: SynthesisConfig) -> dict[Cell, int]:
+    """How many of so many prompts each part has; with one prompt more, one part has one more and the others as many."""
+    code = round(count * config.code_share)
+    totals: dict[Kind, int] = {"chat": count - code, "code": code}
+    sampled = {kind: round(total * config.sampled_share) for kind, total in totals.items()}
+    filled = {Cell(kind, sampled=False): total - sampled[kind] for kind, total in totals.items()}
+    return filled | {Cell(kind, sampled=True): number for kind, number in sampled.items()}
+
+
+class Synthesis:
+    """Prompts one after another, in an order that mixes all kinds.
+
+    Each is a function of the config and of those before it, so that more of them begin with the same ones: the texts
+    that a part of the prompts tries are numbered, and what number ``n`` holds depends on ``n`` and the seed alone.
+
+    Args:
+        llm: the target, with a chat template where prompts are to be sampled.
+        config: which prompts.
+        before: the prompts that were made so far, in their order.
+        tried: how many texts each part has tried for them, by its name.
+        held_out: evaluation prompts; None takes those that come with Outrider.
+        tell: told how many turns the target has written, whenever one has ended.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        config: SynthesisConfig,
+        *,
+        before: Iterable[Prompt] = (),
+        tried: Mapping[str, int] | None = None,
+        held_out: HeldOut | None = None,
+        tell: Callable[[int], None] = lambda sampled: None,
+    ) -> None:
+        self._llm, self._config, self._tell = llm, config, tell
+        self._sieve = Sieve(config, held_out or evaluation_prompts())
+        self.made = list(before)
+        """Every prompt so far."""
+        self.tried = Counter(tried or {})
+        """Texts that each part has tried, by its name."""
+        for prompt in self.made:
+            for text in prompt.parts:
+                self._sieve.add(text)
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """How many texts were dropped, by reason."""
+        return self._sieve.dropped
+
+    def up_to(self, count: int) -> Generator[Prompt, None, None]:
+        """Make prompts until there are so many; each is in ``made`` when it is handed out.
+
+        Raises:
+            ModelError: the target has no chat template that prompts could be sampled from.
+            ConfigError: there are not so many different prompts.
+        """
+        wanted = shares(count, self._config)
+        with closing(_Sampler(self._llm, self._sieve, self.tried, wanted, self._tell)) as sampler:
+            while (number := len(self.made)) < count:
+                done, due = (shares(total, self._config) for total in (number, number + 1))
+                cell = next(cell for cell in due if due[cell] > done[cell])
+                self.made.append(Prompt.asked(self._next(cell, done[cell], wanted[cell], sampler)))
+                yield self.made[-1]
+
+    def _next(self, cell: Cell, done: int, wanted: int, sampler: _Sampler) -> str:
+        """The next text of a part that passes the sieve."""
+        name, most = str(cell), 20 * wanted + 1000
+        while self.tried[name] < most:
+            number = self.tried[name]
+            text = sampler.text(cell.kind, number) if cell.sampled else self._filled(cell, number)
+            self.tried[name] += 1
+            if text is not None and self._sieve.passes(text, near=cell.sampled):
+                sampler.found(cell)
+                return text
+        raise ConfigError(
+            f"of {most} {cell.kind} prompts only {done} differed, and {wanted} were asked for; ask for fewer"
+        )
+
+    def _filled(self, cell: Cell, number: int) -> str:
+        return tasks().question(cell.kind, random.Random(f"{self._config.seed} {cell} {number}"))
+
+
+class _Sampler:
+    """User's turns as the target writes them, many decoded side by side and handed out by their numbers."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        sieve: Sieve,
+        tried: Mapping[str, int],
+        wanted: Mapping[Cell, int],
+        tell: Callable[[int], None],
+    ) -> None:
+        self._tell, self._written = tell, 0
+        self._llm, self._sieve, self._config = llm, sieve, sieve.config
+        self._left = {cell: number for cell, number in wanted.items() if cell.sampled}
+        self._drawn = {cell: tried[str(cell)] for cell in self._left}
+        self._taken = dict(self._drawn)
+        self._ended: dict[tuple[Kind, int], Choice] = {}
+        self._fit = self._seen = 0
+        assert llm.tokenizer is not None
+        self._name = llm.tokenizer.name
+        self._turn = user_turn(llm.tokenizer) if any(self._left.values()) else None
+        self._stream = complete(llm, self._jobs(), self._config.abreast)
+
+    def close(self) -> None:
+        """End the turns that nobody waits for any more."""
+        close = getattr(self._stream, "close", None)
+        if close is not None:
+            close()
+
+    def found(self, cell: Cell) -> None:
+        """A prompt of a part was found: fewer of it are wanted."""
+        if cell.sampled:
+            self._left[cell] -= 1
+
+    def text(self, kind: Kind, number: int) -> str | None:
+        """One turn, or None where it is no prompt.
+
+        Raises:
+            ModelError: hardly any turn is a prompt.
+        """
+        while (kind, number) not in self._ended:
+            name, choice = next(self._stream)
+            if isinstance(choice, RequestError):
+                raise choice
+            self._ended[name] = choice
+            self._written += 1
+            self._tell(self._written)
+        choice, config = self._ended.pop((kind, number)), self._config
+        self._taken[Cell(kind, sampled=True)] = number + 1
+        reason = _unfit(choice.text.strip(), choice.finish_reason, config)
+        if self._seen >= _PATIENCE and self._fit < self._seen / _PATIENCE:
+            raise ModelError(
+                f"of {self._seen} user's turns that {self._name} sampled only {self._fit} are prompts "
+                f"({told(self._sieve.dropped)}); give prompts in a file, or set --prompt-sampled-share 0"
+            )
+        self._seen += 1
+        if reason is not None:
+            self._sieve.dropped[reason] += 1
+            return None
+        self._fit += 1
+        return choice.text.strip()
+
+    def _jobs(self) -> Iterator[tuple[tuple[Kind, int], Job]]:
+        """Turns to be decoded: the next of the part that has the fewest under way for those it still wants."""
+        config, turn = self._config, self._turn
+        assert turn is not None
+        while True:
+            cell = max(self._left, key=lambda one: self._left[one] / (1 + self._drawn[one] - self._taken[one]))
+            number = self._drawn[cell]
+            self._drawn[cell] += 1
+            dice = random.Random(f"{config.seed} {cell} {number}")
+            params = SamplingParams(
+                temperature=config.temperature,
+                top_p=config.top_p,
+                max_tokens=config.max_tokens,
+                seed=dice.getrandbits(63),
+                stop=turn.stop,
+                stop_token_ids=turn.stop_token_ids,
+            )
+            yield (cell.kind, number), Job(turn.opening(tasks().system(cell.kind, dice)), params)
+
+
+def told(dropped: Mapping[str, int]) -> str:
+    """Counts by reason, in words."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in dropped.items()) or "none"
+
+
+def _unfit(text: str, finish: FinishReason, config: SynthesisConfig) -> str | None:
+    """Why a sampled text is no prompt, or None."""
+    listed = words(text)
+    if finish is not FinishReason.STOP:
+        return "never ended"
+    if len(listed) < config.least_words or "�" in text:
+        return "too short or garbled"
+    if len(set(listed)) < 0.4 * len(listed):
+        return "repeats itself"
+    return None
+
+
+@dataclass(frozen=True)
+class UserTurn:
+    """How a chat template frames what the user says."""
+
+    tokenizer: Tokenizer
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+
+    def opening(self, system: str) -> list[int]:
+        """Token ids of a conversation up to where the user begins."""
+        return self.tokenizer.encode(_around(self.tokenizer, system)[0], add_special_tokens=False)
+
+
+def user_turn(tokenizer: Tokenizer) -> UserTurn:
+    """Read a chat template.
+
+    Raises:
+        ModelError: the template says nothing after the user's turn, or changes what the user says.
+    """
+    after = _around(tokenizer, "You are a helpful assistant.")[1]
+    ids = tokenizer.encode(after, add_special_tokens=False)
+    if ids and ids[0] in tokenizer.special_ids:
+        return UserTurn(tokenizer, (), (ids[0],))
+    if not after.strip():
+        raise ModelError(f"{tokenizer.name}: its chat template does not end a user's turn, so none can be sampled")
+    return UserTurn(tokenizer, (after.strip().split("\n")[0],), ())
+
+
+def _around(tokenizer: Tokenizer, system: str) -> tuple[str, str]:
+    """What a chat template writes before and after a user's turn; a system message it refuses is left out."""
+    user = {"role": "user", "content": _MARK}
+    try:
+        text = tokenizer.apply_chat_template([{"role": "system", "content": system}, user])
+    except RequestError:
+        text = tokenizer.apply_chat_template([user])
+    before, mark, after = text.partition(_MARK)
+    if not mark:
+        raise ModelError(f"{tokenizer.name}: its chat template changes what the user says, so no turn can be sampled")
+    return before, after

@@ -1,0 +1,202 @@
+"""Prompts that the target made itself: a file that grows, and beside it what made them and how far it has come."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from outrider.errors import ConfigError
+from outrider.train.bars import bar
+from outrider.train.data.prompts import Prompt, read_prompts, write_prompts
+from outrider.train.data.synthesise import Synthesis, SynthesisConfig, told
+from outrider.train.loop.state import write_whole
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from outrider.llm import LLM
+    from outrider.train.data.decontaminate import HeldOut
+
+PROMPTS: Final = "prompts.jsonl"
+MADE: Final = "prompts.made.json"
+_COUNT: Final = "synthesise"
+_TRIED: Final = "tried"
+_TARGET: Final = "target"
+_SAVED_EVERY: Final = 10.0
+"""Seconds of work that a sudden end may cost."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a folder holds of prompts that its target made."""
+
+    prompts: tuple[Prompt, ...] = ()
+    """In the order they were made."""
+    others: tuple[Prompt, ...] = ()
+    """Prompts behind them in the same file, which somebody else put there."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What made them."""
+
+    @classmethod
+    def of(cls, folder: Path) -> Made:
+        """Read a folder, which may hold nothing.
+
+        Raises:
+            ConfigError: a file is damaged, or cannot be read.
+        """
+        path, facts = folder / PROMPTS, _facts(folder / MADE)
+        prompts = read_again([path]) if path.exists() else []
+        count = facts.get(_COUNT, 0)
+        return cls(tuple(prompts[:count]), tuple(prompts[count:]), facts)
+
+    def check(self, folder: Path, config: SynthesisConfig, count: int, target: str) -> None:
+        """Refuse prompts that were made otherwise.
+
+        Raises:
+            ConfigError: naming the option that differs, or the target if more are to be made.
+        """
+        for name, value in _deciding(config).items():
+            if (found := self.facts.get(name, value)) != value:
+                flag = f"--prompt-{name.replace('_', '-')}"
+                raise ConfigError(
+                    f"the prompts in {folder / PROMPTS} were made with {flag} {found}, and now it is {value}; give "
+                    f"{flag} {found}, or another --data-folder"
+                )
+        before = self.facts.get(_TARGET, target)
+        if count > len(self.prompts) and target and before != target:
+            raise ConfigError(
+                f"the prompts in {folder / PROMPTS} were made by {before}, so {target} cannot add to them; leave out "
+                "--synthesise, or name another --data-folder"
+            )
+
+
+def prompt_options(folder: Path) -> dict[str, Any]:
+    """Options that a folder's prompts were made with; none where no prompt was made.
+
+    Raises:
+        ConfigError: the account of them is damaged.
+    """
+    found = _facts(folder / MADE)
+    return {name: found[name] for name in _deciding(SynthesisConfig()) if name in found}
+
+
+def read_again(paths: Sequence[Path]) -> list[Prompt]:
+    """What :func:`~outrider.train.data.prompts.read_prompts` reads, kept for as long as no file changes.
+
+    Raises:
+        ConfigError: a file cannot be read, is empty, or holds prompts that heads are measured on.
+    """
+    found = {prompt.key: prompt for path in paths for prompt in _read(path, *_stamp(path))}
+    return list(found.values())
+
+
+@lru_cache(maxsize=16)
+def _read(path: Path, changed: int, size: int) -> tuple[Prompt, ...]:
+    return tuple(read_prompts([path]))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """When a file was last changed, and its size; zeros where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+def make(
+    llm: LLM,
+    folder: Path,
+    count: int,
+    config: SynthesisConfig,
+    *,
+    target: str = "",
+    console: Console | None = None,
+    held_out: HeldOut | None = None,
+) -> list[Prompt]:
+    """Have the target make prompts until a folder holds so many of them; the file is kept up to date meanwhile.
+
+    Args:
+        llm: the target.
+        folder: is there.
+        count: how many; where there are more, nothing is made.
+        config: which.
+        target: the target's name.
+        console: where to tell it.
+        held_out: evaluation prompts; None takes those that come with Outrider.
+
+    Returns:
+        Every prompt that was made, now and before.
+
+    Raises:
+        ModelError, ConfigError: see :meth:`Made.check` and :meth:`outrider.train.data.synthesise.Synthesis.up_to`.
+        TrainingError: the folder cannot be written.
+    """
+    known = Made.of(folder)
+    known.check(folder, config, count, target)
+    begun = len(known.prompts)
+    if begun >= count:
+        if console is not None:
+            more = f", and --synthesise asked for {count:,}; all are used" if begun > count else ""
+            console.print(f"prompts: {begun:,} were made before{more}")
+        return list(known.prompts)
+    facts, saved = {_TARGET: target} | _deciding(config), time.monotonic()
+    with bar("making prompts", count - begun, console) as tick:
+
+        def tell(sampled: int) -> None:
+            tick(len(synthesis.made) - begun, f"{sampled:,} turns sampled, {synthesis.dropped.total():,} dropped")
+
+        tried = known.facts.get(_TRIED)
+        synthesis = Synthesis(llm, config, before=known.prompts, tried=tried, held_out=held_out, tell=tell)
+        with closing(synthesis.up_to(count)) as new:
+            for _ in new:
+                if time.monotonic() - saved >= _SAVED_EVERY:
+                    _save(folder, synthesis, known.others, facts)
+                    saved = time.monotonic()
+    _save(folder, synthesis, known.others, facts)
+    if console is not None:
+        before = f" beside {begun:,} of before" if begun else ""
+        console.print(f"prompts: {count - begun:,} made{before}; dropped: {told(synthesis.dropped)}")
+    return synthesis.made
+
+
+def _save(folder: Path, synthesis: Synthesis, others: Sequence[Prompt], facts: Mapping[str, Any]) -> None:
+    """Write the prompts, then how many of them count: what an end in between leaves behind is made once more."""
+    keys = {prompt.key for prompt in synthesis.made}
+    path = folder / PROMPTS
+    try:
+        write_prompts(path, [*synthesis.made, *(prompt for prompt in others if prompt.key not in keys)])
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror or error}); free some space there and run the same command "
+            "again: the prompts in it are kept"
+        ) from error
+    counts = {_COUNT: len(synthesis.made), _TRIED: dict(synthesis.tried)}
+    told_facts = json.dumps(counts | dict(facts)) + "\n"
+    write_whole(folder / MADE, lambda file: file.write(told_facts.encode()))
+
+
+def _deciding(config: SynthesisConfig) -> dict[str, Any]:
+    """Options that decide the prompts; how many are sampled side by side changes the speed alone."""
+    return {name: value for name, value in asdict(config).items() if name != "abreast"}
+
+
+def _facts(path: Path) -> Mapping[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or not isinstance(found.get(_COUNT), int):
+            raise ValueError
+    except (OSError, ValueError):
+        raise ConfigError(
+            f"{path} is damaged, so it does not tell how the prompts beside it were made; remove it, and they are kept "
+            "like prompts of your own"
+        ) from None
+    return found

@@ -1,0 +1,1 @@
+"""How good a head is on texts it was not trained on."""

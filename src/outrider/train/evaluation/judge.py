@@ -1,0 +1,96 @@
+"""How a head is judged: by what it would have accepted on texts it was not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from outrider.train.evaluation.intervals import Counts, Interval, length_interval, rate_intervals
+from outrider.train.features.batches import Batch
+from outrider.train.features.teacher import Teacher
+from outrider.train.recipes.base import Acceptance, Recipe, best_tokens
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Held-out acceptance after so many tokens."""
+
+    step: int
+    tokens: int
+    length: float
+    """τ, the accepted length of a chain of all depths."""
+    accepted: tuple[int, ...]
+    """By depth."""
+    tested: tuple[int, ...]
+    """By depth."""
+    accepted_by_text: tuple[tuple[int, ...], ...] = ()
+    """By text and depth; none where an older state did not say."""
+    tested_by_text: tuple[tuple[int, ...], ...] = ()
+    """By text and depth."""
+
+    @classmethod
+    def of(cls, step: int, tokens: int, found: Acceptance) -> Judgement:
+        """What was found after so many steps and tokens."""
+        totals = (tuple(found.accepted.tolist()), tuple(found.tested.tolist()))
+        by_text = (found.accepted_by_text.tolist(), found.tested_by_text.tolist())
+        return cls(step, tokens, found.accepted_length, *totals, *(tuple(map(tuple, counts)) for counts in by_text))
+
+    @property
+    def texts(self) -> int:
+        """Texts it was judged by."""
+        return len(self.accepted_by_text)
+
+    @property
+    def rates(self) -> list[float]:
+        """Acceptance by position."""
+        return [a / max(1, t) for a, t in zip(self.accepted, self.tested, strict=True)]
+
+    @cached_property
+    def counts(self) -> Counts:
+        """What its intervals are made of."""
+        return Counts.of(self.accepted_by_text, self.tested_by_text)
+
+    @cached_property
+    def length_interval(self) -> Interval | None:
+        """Where τ lies; None of too few texts."""
+        return length_interval(self.counts)
+
+    @cached_property
+    def rate_intervals(self) -> list[Interval] | None:
+        """Where α of each position lies; None of too few texts."""
+        return rate_intervals(self.counts)
+
+    def summary(self) -> dict[str, Any]:
+        """For JSON."""
+        ends = self.length_interval
+        return {
+            "step": self.step,
+            "tokens": self.tokens,
+            "length": self.length,
+            "length_interval": None if ends is None else [ends.low, ends.high],
+            "accepted": list(self.accepted),
+            "tested": list(self.tested),
+        }
+
+    def __str__(self) -> str:
+        """One line to print."""
+        ends = f" ({self.length_interval})" if self.length_interval else ""
+        by_position = " ".join(f"{rate:.3f}" for rate in self.rates)
+        return f"{self.tokens:>12,} tokens · held-out τ {self.length:.3f}{ends} · α by position {by_position}"
+
+
+def prepared(batches: Sequence[Batch], teacher: Teacher) -> list[Batch]:
+    """Held-out batches with the target's own opinion of every row, which is then asked only once."""
+    return [replace(batch, best=best_tokens(batch, teacher)) for batch in batches]
+
+
+@torch.no_grad()
+def judge(recipe: Recipe, head: Any, batches: Sequence[Batch], teacher: Teacher) -> Acceptance:
+    """Held-out acceptance of a head, all batches together."""
+    return sum(
+        (recipe.acceptance(head, batch, teacher) for batch in batches[1:]), recipe.acceptance(head, batches[0], teacher)
+    )

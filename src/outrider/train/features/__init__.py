@@ -1,0 +1,1 @@
+"""Hidden rows of training texts, and batches of them."""

@@ -1,0 +1,109 @@
+"""Where training texts come from, in pieces that fit into memory: a buffer, the target's passes, or its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from outrider.train.data.example import Example
+from outrider.train.data.regenerate import AnswerConfig, answers
+from outrider.train.features.buffer import SHARD_BYTES, Captured, FeatureBuffer, row_bytes
+from outrider.train.features.capture import capture_each, captured_layers
+from outrider.train.features.recording import Recorder, watched
+
+if TYPE_CHECKING:
+    from outrider.llm import LLM
+    from outrider.models.base import TargetModel
+    from outrider.train.data.prompts import Prompt
+
+
+class Streamed:
+    """Texts with their hidden rows: from a buffer as far as it holds them, the others captured whenever they are read.
+
+    So the disk is bounded and the texts are not.  Pieces are cut in the order of the texts' keys: what a buffer holds,
+    loses and gets back moves no text.
+
+    Args:
+        target: captures what is missing.
+        examples: the texts.
+        buffer: which does not change meanwhile.
+        piece_bytes: size of a piece.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        examples: Sequence[Example],
+        buffer: FeatureBuffer,
+        piece_bytes: int = SHARD_BYTES,
+    ) -> None:
+        self._target, self._buffer = target, buffer
+        self._examples = sorted({example.key: example for example in examples}.values(), key=lambda text: text.key)
+        self._starts = [0]
+        held = 0
+        for index, example in enumerate(self._examples):
+            size = len(example.tokens) * buffer.row_bytes
+            if held and held + size > piece_bytes:
+                self._starts.append(index)
+                held = 0
+            held += size
+        self._starts.append(len(self._examples))
+
+    def __len__(self) -> int:
+        """Pieces there are; none of no texts."""
+        return len(self._starts) - 1 if self._examples else 0
+
+    def read(self, piece: int) -> list[Captured]:
+        """The texts of one piece."""
+        wanted = self._examples[self._starts[piece] : self._starts[piece + 1]]
+        found = {example.key: self._buffer.text(example) for example in wanted}
+        missing = [example for example in wanted if found[example.key] is None]
+        for example, features in capture_each(self._target, missing, self._buffer.layers):
+            found[example.key] = Captured.of(example, features)
+        return [text for text in found.values() if text is not None]
+
+
+class Online:
+    """Texts that are answered when they are read, their hidden rows kept as they are decoded; nothing is on disk.
+
+    Every epoch answers anew, to the same texts.  Pieces are cut in the order of the prompts' keys, as many prompts in
+    each as surely fit however long their answers become.
+
+    Args:
+        llm: answers.
+        prompts: what is answered.
+        config: how.
+        layers: read by the head, beside the rows after the final norm.
+        piece_bytes: most bytes of a piece; one text may take more.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        prompts: Sequence[Prompt],
+        config: AnswerConfig,
+        layers: Sequence[int],
+        piece_bytes: int = SHARD_BYTES,
+    ) -> None:
+        target = llm.engine.target
+        self._llm, self._config, self._layers = llm, config, captured_layers(target, layers)
+        self._prompts = sorted(prompts, key=lambda prompt: prompt.key)
+        longest = min(config.longest_prompt + config.max_tokens, target.context_length)
+        self._each = max(1, piece_bytes // (longest * row_bytes(target.width, self._layers)))
+
+    def __len__(self) -> int:
+        """Pieces there are."""
+        return -(-len(self._prompts) // self._each)
+
+    def read(self, piece: int) -> list[Captured]:
+        """The texts of one piece, in the order of their prompts."""
+        prompts = self._prompts[piece * self._each : (piece + 1) * self._each]
+        recorder = Recorder(self._layers)
+        found: dict[str, Captured] = {}
+        with closing(answers(watched(self._llm, recorder), prompts, self._config)) as stream:
+            for prompt, example, _ in stream:
+                text = None if example is None else recorder.take(example)
+                if text is not None:
+                    found[prompt.key] = text
+        return [found[prompt.key] for prompt in prompts if prompt.key in found]

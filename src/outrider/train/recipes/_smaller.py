@@ -1,0 +1,181 @@
+"""A small decoder of the target's family, made out of the target itself.
+
+Some of its layers, and of each the most useful channels of the feed-forward part, whose usefulness is
+‖gate‖·‖up‖·‖down‖: the product of the norms of all weights that reach a channel or leave it, which bounds what it
+can add to a row.  Embeddings and LM head are the target's and stay so; training teaches the blocks alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from outrider.errors import ConfigError
+from outrider.heads.checkpoint import writing
+from outrider.models.hf.blueprint import blueprint
+from outrider.models.hf.smaller import BODY, body, run, smaller_config, write_folder
+from outrider.models.loading import ModelFiles, open_model
+from outrider.models.native.plan import FAMILIES
+from outrider.models.parameters import parameters
+
+if TYPE_CHECKING:
+    from outrider.models.base import TargetModel
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What is kept of a target."""
+
+    layers: tuple[int, ...]
+    """In order."""
+    inner: int = 0
+    """Channels of each feed-forward part; 0 is all."""
+
+
+def evenly(count: int, layers: int) -> tuple[int, ...]:
+    """So many layers, evenly spread, the first and the last among them; one is the first.
+
+    Raises:
+        ConfigError: there are not so many.
+    """
+    if not 1 <= count <= layers:
+        raise ConfigError(f"the target has {layers} layers, so from 1 to {layers} of them can be kept, not {count}")
+    return tuple(round(place * (layers - 1) / max(1, count - 1)) for place in range(count))
+
+
+def numbered(text: str, layers: int) -> tuple[int, ...]:
+    """The layers that a text such as ``0,9,29`` names.
+
+    Raises:
+        ConfigError: it is not such a text, or the target has no such layer.
+    """
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"layers are named by numbers with commas between, such as 0,9,29, not {text!r}") from None
+    if list(found) != sorted(set(found)):
+        raise ConfigError(f"layers must be named in rising order, each once, not {text!r}")
+    if wrong := [layer for layer in found if not 0 <= layer < layers]:
+        raise ConfigError(f"there is no layer {wrong[0]} to keep: the target's are 0 to {layers - 1}")
+    return found
+
+
+class SmallDecoder(torch.nn.Module):
+    """The small decoder as it is trained: blocks and final norm, between the target's embeddings and LM head."""
+
+    ids: torch.Tensor | None
+
+    def __init__(self, files: ModelFiles, cut: Cut, ids: torch.Tensor | None) -> None:
+        """Take the blocks out of a target.
+
+        Args:
+            files: the target's.
+            cut: what is kept.
+            ids: int64 [v], the tokens that the loss looks at; None is all.
+        """
+        super().__init__()
+        self.files, self.cut = files, cut
+        self.register_buffer("ids", None if ids is None else ids.clone())
+        self.config = smaller_config(files.config, cut.layers, cut.inner or files.config.intermediate_size)
+        self.body = body(self.config, files.context_length)
+        kept = {name.removeprefix(BODY): weight for name, weight in _kept(files, self.config, cut)}
+        self.body.load_state_dict(kept, assign=True)
+        self.body.requires_grad_(True)
+
+    def forward(self, embedded: torch.Tensor) -> torch.Tensor:
+        """Embedded texts [B, T, width] to rows after the final norm [B, T, width]."""
+        return run(self.body, embedded)
+
+    def write(self, folder: Path) -> None:
+        """Write it as a model of its own, with the target's embeddings, LM head and tokenizer."""
+        own = {f"{BODY}{name}": weight for name, weight in self.body.state_dict().items()}
+        numbers = parameters(self.files)
+        due = blueprint(self.config).shapes
+        ends = {name: numbers[name] for name in due if name not in own}
+        with writing(folder):
+            write_folder(folder, self.config, own | ends, self.files.tokenizer)
+
+
+def source_of(target: TargetModel) -> ModelFiles:
+    """The files of a target that smaller decoders can be made out of.
+
+    Raises:
+        ConfigError: it was made in memory, or its family is not one that a decoder can be cut from.
+    """
+    if target.source is None:
+        raise ConfigError("a draft model is cut out of the target's files, and this target was made in memory")
+    files = open_model(target.source)
+    if files.config.model_type not in FAMILIES:
+        raise ConfigError(
+            f"no draft model can be cut out of {files.name}: its model type {files.config.model_type!r} is not among "
+            f"{', '.join(FAMILIES)}"
+        )
+    if absent := blueprint(files.config).shapes.keys() - set(parameters(files)):
+        raise ConfigError(
+            f"no draft model can be cut out of {files.name}: its weights hold nothing named {min(absent)!r}"
+        )
+    return files
+
+
+def checked(cut: Cut, files: ModelFiles) -> Cut:
+    """The same, if the target has so much.
+
+    Raises:
+        ConfigError: naming what it has.
+    """
+    if cut.inner > files.config.intermediate_size:
+        raise ConfigError(
+            f"{files.name} has {files.config.intermediate_size} channels in a feed-forward part, and {cut.inner} were "
+            "to be kept"
+        )
+    return cut
+
+
+def _kept(files: ModelFiles, small: Any, cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each parameter of the blocks and of the final norm, by its name in the small model."""
+    due, numbers = blueprint(small).shapes, parameters(files)
+    for name in due:
+        if name.startswith(BODY) and not name.startswith((f"{BODY}layers.", f"{BODY}embed_tokens.")):
+            yield name, numbers[name].float().clone()
+    for place, layer in enumerate(cut.layers):
+        begins = f"{BODY}layers.{place}."
+        shapes = {name.removeprefix(begins): shape for name, shape in due.items() if name.startswith(begins)}
+        parts = {name: numbers[f"{BODY}layers.{layer}.{name}"].float() for name in shapes}
+        channels = useful(parts, shapes, files.config.intermediate_size, small.intermediate_size)
+        for name, part in parts.items():
+            yield f"{begins}{name}", narrowed(part, shapes[name], files.config.intermediate_size, channels).clone()
+
+
+def useful(
+    parts: Mapping[str, torch.Tensor], shapes: Mapping[str, Sequence[int]], inner: int, wanted: int
+) -> torch.Tensor:
+    """The most useful channels of one feed-forward part, ascending: int64 [wanted].
+
+    Args:
+        parts: parameters of a layer; matrices that share a tensor lie one after the other in it.
+        shapes: shape of each in the smaller model.
+        inner: channels there are.
+        wanted: channels to keep.
+    """
+    score = torch.ones(inner, dtype=torch.float64)
+    for name, part in parts.items():
+        for dimension in _differing(part.shape, shapes[name]) if part.ndim > 1 else ():
+            norms = part.double().norm(dim=1 - dimension)
+            score *= norms.view(-1, inner).prod(0)
+    return score.topk(wanted).indices.sort().values
+
+
+def narrowed(part: torch.Tensor, shape: Sequence[int], inner: int, channels: torch.Tensor) -> torch.Tensor:
+    """A parameter with only some channels, in the dimension where it is larger than in the smaller model."""
+    for dimension in _differing(part.shape, shape):
+        matrices = torch.arange(part.shape[dimension] // inner) * inner
+        part = part.index_select(dimension, (matrices[:, None] + channels).flatten())
+    return part
+
+
+def _differing(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    return [dimension for dimension, sizes in enumerate(zip(one, other, strict=True)) if sizes[0] != sizes[1]]

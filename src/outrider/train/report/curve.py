@@ -1,0 +1,146 @@
+"""The curve of held-out accepted length over tokens trained on, and where it points if it points anywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from outrider.train.evaluation.intervals import LEAST_TEXTS, Interval, draws, gain, spread
+
+if TYPE_CHECKING:
+    from outrider.train.evaluation.judge import Judgement
+
+LEAST_POINTS: Final = 4
+"""A curve of three numbers goes through any three points."""
+_POWERS: Final = np.geomspace(0.02, 3.0, 400)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """τ(n) = limit − scale · n^−power."""
+
+    limit: float
+    scale: float
+    power: float
+    error: float
+    """Root mean square of what is left at the points."""
+    tokens: float
+    """Most tokens of a point."""
+
+    def at(self, tokens: float) -> float:
+        """τ after so many tokens."""
+        return self.limit - self.scale * math.pow(tokens, -self.power)
+
+    @property
+    def bends(self) -> bool:
+        """Whether the curve has begun to flatten; before that, a limit cannot be told from these points."""
+        return self.power > 2 * float(_POWERS[0])
+
+    def __str__(self) -> str:
+        """One line to print."""
+        told = "" if self.bends else "; it has not bent yet, so the limit means nothing"
+        return (
+            f"τ(n) ≈ {self.limit:.3f} − {self.scale:.3g}·n^−{self.power:.3f} (rms {self.error:.3f}): "
+            f"{self.at(2 * self.tokens):.2f} at twice the tokens, {self.at(10 * self.tokens):.2f} at ten times{told}"
+        )
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What more tokens would bring, or why that cannot be told."""
+
+    law: Fit | None = None
+    twice: Interval | None = None
+    """τ at twice the tokens, under the law of each draw of texts."""
+    reason: str = ""
+    """Why there is no law."""
+
+    def __str__(self) -> str:
+        """One line to print."""
+        if self.law is None:
+            return self.reason
+        return f"{self.law}" + (f"; 95 % interval at twice the tokens {self.twice}" if self.twice else "")
+
+
+class _Laws(NamedTuple):
+    """The law nearest to each of several curves: [curves] each; where none was found ``error`` is infinite."""
+
+    limit: np.ndarray
+    scale: np.ndarray
+    power: np.ndarray
+    error: np.ndarray
+
+    def at(self, tokens: float) -> np.ndarray:
+        """τ after so many tokens, in units of the last point's."""
+        found: np.ndarray = self.limit - self.scale * tokens**-self.power
+        return found
+
+
+def fit(points: Sequence[tuple[int, float]], most: float = math.inf) -> Fit | None:
+    """The saturating power law nearest to points in squares.
+
+    Args:
+        points: (tokens, τ); those at no tokens are left out, as the law has no value there.
+        most: the longest accepted length the head could reach.
+
+    Returns:
+        The law, or None for fewer than four points or where none that stays below ``most`` rises.
+    """
+    n, tau = np.array([point for point in points if point[0] > 0], dtype=np.float64).reshape(-1, 2).T
+    if len(n) < LEAST_POINTS:
+        return None
+    found = _laws(n / n.max(), tau[None], most)
+    limit, scale, power, error = (float(column[0]) for column in found)
+    return Fit(limit, scale * float(n.max()) ** power, power, error, float(n.max())) if math.isfinite(error) else None
+
+
+def outlook(judged: Sequence[Judgement], most: float) -> Outlook:
+    """Where a curve of judgements points.
+
+    It is followed only where more than the choice of texts made it rise: τ must have grown from half of the tokens to
+    all of them with its whole interval above zero.
+
+    Args:
+        judged: by the same texts, in the order of their tokens.
+        most: the longest accepted length the head could reach.
+    """
+    points = [judgement for judgement in judged if judgement.tokens > 0 and judgement.texts == judged[-1].texts]
+    if len(points) < LEAST_POINTS:
+        return Outlook(reason=f"too few judgements to extrapolate: {len(points)}, and {LEAST_POINTS} is the least")
+    last = points[-1]
+    half = min(points[:-1], key=lambda judgement: abs(judgement.tokens - last.tokens / 2))
+    rise = gain(half.counts, last.counts)
+    if rise is None:
+        return Outlook(reason=f"too few held-out texts to extrapolate: {last.texts}, and {LEAST_TEXTS} is the least")
+    told = f"from {half.tokens:,} to {last.tokens:,} tokens τ changed by {rise.as_change}"
+    law = fit([(judgement.tokens, judgement.length) for judgement in points], most)
+    if rise.low <= 0 or law is None:
+        return Outlook(reason=f"too flat to extrapolate: {told}")
+    drawn = draws(last.texts)
+    curves = np.stack([judgement.counts.lengths(drawn) for judgement in points], 1)
+    laws = _laws(np.array([judgement.tokens / last.tokens for judgement in points]), curves, most)
+    ahead = np.where(np.isfinite(laws.error), laws.at(2.0), curves[:, -1])  # a draw that does not rise stays
+    return Outlook(law, spread(law.at(2 * last.tokens), ahead, last.texts))
+
+
+def _laws(n: np.ndarray, tau: np.ndarray, most: float) -> _Laws:
+    """Fit curves.
+
+    Args:
+        n: [points], as shares of the last.
+        tau: [curves, points].
+        most: no limit is higher.
+    """
+    best = _Laws(*(np.full(len(tau), value) for value in (np.nan, np.nan, np.nan, np.inf)))
+    for power in _POWERS:
+        columns = np.stack([np.ones_like(n), -(n**-power)], 1)
+        found = tau @ np.linalg.pinv(columns).T
+        error = np.sqrt(np.mean((found @ columns.T - tau) ** 2, 1))
+        better = (found[:, 1] > 0) & (found[:, 0] <= most) & (error < best.error)
+        for column, value in zip(best, (found[:, 0], found[:, 1], power, error), strict=True):
+            column[better] = np.broadcast_to(value, len(tau))[better]
+    return best

@@ -1,0 +1,62 @@
+"""What a person sees while a head trains: a bar with live figures, and a line for each judgement."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+
+from outrider.train.bars import live, terminal_of
+from outrider.train.evaluation.judge import Judgement
+
+
+class Watch:
+    """A bar on a terminal; lines alone where there is none, or nothing at all without a console."""
+
+    def __init__(self, console: Console | None, tokens: int, done: int = 0) -> None:
+        self._console = console
+        self._bar = live(
+            console,
+            TextColumn("training {task.percentage:>3.0f} %"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens {task.fields[figures]}"),
+            TimeRemainingColumn(),
+        )
+        self._task = self._bar.add_task("training", total=tokens, completed=done, figures="")
+        self._judged = ""
+        if console is not None and terminal_of(console) is None:
+            console.print(f"training: {tokens:,} tokens{f', {done:,} of them done before' if done else ''} …")
+
+    def __enter__(self) -> Watch:
+        """Show the bar."""
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave it as it stands."""
+        self._bar.stop()
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        if self._console is not None:
+            self._console.print(line)
+
+    def step(self, tokens: int, loss: float, rate: float) -> None:
+        """A step was made.
+
+        Args:
+            tokens: trained on so far.
+            loss: of the last steps.
+            rate: tokens per second.
+        """
+        figures = f"· {rate:,.0f}/s · loss {loss:.3f}{self._judged}"
+        self._bar.update(self._task, completed=tokens, figures=figures)
+
+    def judged(self, judgement: Judgement) -> None:
+        """The head was judged."""
+        by_position = " ".join(f"{rate:.2f}" for rate in judgement.rates[:7])
+        self._judged = f" · held-out τ {judgement.length:.2f} (α {by_position})"
+        self.say(str(judgement))

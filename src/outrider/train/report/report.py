@@ -1,0 +1,109 @@
+"""What a training found: printed, drawn, and kept as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from outrider.train.evaluation.judge import Judgement
+from outrider.train.loop.state import write_whole
+from outrider.train.report.curve import Outlook, outlook
+from outrider.train.report.plot import picture
+from outrider.train.report.stopwatch import JUDGING, Stopwatch
+
+CURVE: Final = "curve.svg"
+SUMMARY: Final = "summary.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """The course of a training that is over."""
+
+    method: str
+    ended: str
+    """Why it is over."""
+    steps: int
+    precision: str
+    judged: Sequence[Judgement]
+    best_index: int
+    losses: Sequence[tuple[int, float]]
+    """(tokens, loss) of every step."""
+    stopwatch: Stopwatch
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """What a recipe measured once the weights were final."""
+    target_name: str = ""
+    """What it was trained for, told in the picture."""
+
+    @property
+    def best(self) -> Judgement:
+        """The judgement of the weights that were kept."""
+        return self.judged[self.best_index]
+
+    @property
+    def tokens(self) -> int:
+        """Answer tokens trained on, repeats counted."""
+        return self.losses[-1][0] if self.losses else 0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second, without the time of judging."""
+        return self.tokens / self.stopwatch.total(without=JUDGING)
+
+    @cached_property
+    def curve(self) -> list[tuple[int, float]]:
+        """(tokens, held-out τ) of every judgement."""
+        return [(judgement.tokens, judgement.length) for judgement in self.judged]
+
+    @cached_property
+    def outlook(self) -> Outlook:
+        """Where the curve points."""
+        return outlook(self.judged, most=1.0 + len(self.best.accepted))
+
+    def lines(self) -> Iterator[str]:
+        """What to print."""
+        shares = " · ".join(f"{name} {share:.0%}" for name, share in self.stopwatch.shares().items())
+        yield f"time: {shares}; {self.tokens_per_s:,.0f} tokens/s, judging left out"
+        yield f"curve: {self.outlook}"
+        yield f"best: {str(self.best).lstrip()}"
+        yield from (f"{name}: {value:.4f}" for name, value in self.measured.items())
+
+    def summary(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        ends, law = self.best.rate_intervals, self.outlook.law
+        rates = {
+            "rates": self.best.rates,
+            "rate_intervals": None if ends is None else [[end.low, end.high] for end in ends],
+        }
+        return {
+            "method": self.method,
+            "ended": self.ended,
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "precision": self.precision,
+            "tokens_per_s": self.tokens_per_s,
+            "shares": self.stopwatch.shares(),
+            "measured": dict(self.measured),
+            "held_out_texts": self.best.texts,
+            "best": self.best.summary() | rates,
+            "judged": [judgement.summary() for judgement in self.judged],
+            "fit": None if law is None else dataclasses.asdict(law),
+            "outlook": str(self.outlook),
+        }
+
+    def write(self, folder: Path, more: Mapping[str, Any] | None = None) -> None:
+        """Draw the curve and keep the summary in a folder.
+
+        Args:
+            folder: is there.
+            more: further fields of the summary.
+        """
+        title = f"{self.method} for {self.target_name}" if self.target_name else self.method
+        drawn = picture(self.losses, self.curve, self.outlook.law, title)
+        write_whole(folder / CURVE, lambda file: file.write(drawn.encode()))
+        told = json.dumps(self.summary() | dict(more or {}), indent=1, ensure_ascii=False)
+        write_whole(folder / SUMMARY, lambda file: file.write(told.encode()))
