@@ -119,8 +119,8 @@ def test_drafts_that_are_not_worth_a_row_are_left_out(case: str, rule: str, sett
     drafted, texts = [], set()
     for least in (0.0, 0.5):
         llm = make(changed(by_id(case), {"min_survival": least}), verifier=rule)
-        trees, propose = [], llm.engine._drafter.propose
-        llm.engine._drafter.propose = lambda context: trees.append(propose(context)) or trees[-1]  # noqa: B023
+        trees, propose = [], llm.engine.drafting.propose
+        llm.engine.drafting.propose = lambda context: trees.append(propose(context)) or trees[-1]  # noqa: B023
         done = llm.generate(PROMPTS, SETTINGS[setting])
         texts.add(tuple(c.token_ids for c in done))
         if case.partition("-")[0] != "lookup_model":  # what is looked up has a threshold of its own

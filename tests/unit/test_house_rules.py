@@ -20,6 +20,7 @@ LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 FLOORS = """
 errors values law
 tree
+control.price
 kernels
 sampling
 kv
@@ -42,6 +43,8 @@ drafters
 config
 engine.stopping
 engine.request
+engine.turn
+control
 completion notebook
 engine
 messages inputs
@@ -81,7 +84,6 @@ NOT_YET = {
 """Imports that still run upwards."""
 NOT_YET_ROUND = {
     ("heads.checkpoint", "heads.formats._weights", "heads.formats.base"),
-    ("drafters._proposals", "drafters.base"),
     ("completion", "notebook"),
     ("cli", "cli.failures"),
 }
