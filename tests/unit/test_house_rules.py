@@ -19,6 +19,7 @@ LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 
 FLOORS = """
 errors values law
+options
 tree
 kernels
 sampling

@@ -16,13 +16,14 @@ from outrider.bench.prompts import encode_prompts, file_name, form, read_prompts
 from outrider.bench.report import MEANINGS, SCHEMA_VERSION, arm_json, sample_json, summarise
 from outrider.bench.runner import Arm, Models, Sample, Workload, grid, run
 from outrider.config import Speculation
-from outrider.drafters.base import AUTOMATIC, DrafterConfig, named_models
+from outrider.drafters.base import AUTOMATIC, DrafterConfig
 from outrider.drafters.none import NoDraft
 from outrider.errors import ConfigError, RequestError
 from outrider.heads.checkpoint import kind_of, read_head
 from outrider.models.backends import load_model, resolve_dtype
 from outrider.models.files.weight_files import weight_files
 from outrider.models.loading import find
+from outrider.options import drafters_named
 from outrider.prompts import Prompt
 from outrider.sampling.params import SamplingParams
 from outrider.verify import make_verifier
@@ -151,7 +152,7 @@ def _load(request: Request, arms: Sequence[Arm]) -> tuple[Models, torch.dtype]:
     target, tokenizer = load_model(request.model.model, options)
     dtype = resolve_dtype(options.dtype, target.device)
     drafts, heads = {}, {}
-    for path in dict.fromkeys(path for arm in arms for path in named_models(arm.config)):
+    for path in dict.fromkeys(path for arm in arms for path in drafters_named(arm.config)):
         if kind_of(path) is not None:
             heads[path] = read_head(path)
             continue

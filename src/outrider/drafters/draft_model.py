@@ -13,20 +13,11 @@ from typing import ClassVar
 import torch
 
 from outrider.drafters._growth import DynamicTree, Failures, Growth
-from outrider.drafters.base import (
-    DraftContext,
-    DraftSequence,
-    Needs,
-    Outcome,
-    Workbench,
-    check_options,
-    option,
-    register,
-    survival_option,
-)
+from outrider.drafters.base import DraftContext, DraftSequence, Needs, Outcome, Workbench, register, survival_option
 from outrider.errors import ConfigError
 from outrider.kv.pool import PagedCache
 from outrider.models.base import TargetModel
+from outrider.options import Role, check_options, option
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, root_only
 
 _CHUNK = 512
@@ -42,15 +33,15 @@ class DraftModel:
     method: ClassVar[str] = "draft_model"
     automatic_rank: ClassVar[int] = 1
 
-    model: str = option("", "Folder, hub id or .gguf file of the draft model.", flag="speculative-draft-model-path")
-    num_steps: int = option(4, "Drafting depth: draft passes per round.", low=0, high=256, flag="speculative-num-steps")
-    topk: int = option(1, "Branches per node; 1 drafts a chain.", low=1, high=64, flag="speculative-eagle-topk")
+    model: str = option("", "Folder, hub id or .gguf file of the draft model.", role=Role.MODEL)
+    num_steps: int = option(4, "Drafting depth: draft passes per round.", low=0, high=256, role=Role.DEPTH)
+    topk: int = option(1, "Branches per node; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH)
     num_draft_tokens: int = option(
         0,
         "Most drafted tokens per round; 0 is one per step in a chain, four per step in a tree.",
         low=0,
         high=1024,
-        flag="speculative-num-draft-tokens",
+        role=Role.TOKENS,
     )
     min_survival: float = survival_option(0.0)
 

@@ -24,10 +24,10 @@ from outrider.drafters.base import (
     DraftSequence,
     Outcome,
     Workbench,
-    changed,
 )
 from outrider.kv.pool import KVPool
 from outrider.models.base import TargetModel, TargetOutput
+from outrider.options import Role, with_roles
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import RequestSampler
 from outrider.tree import SequenceRows, TreeBatch
@@ -92,7 +92,7 @@ def quality(
     if (reason := no_quality(config)) is not None:
         return Quality(reason=reason)
     # A drafter that weighs the cost of a row would be silent just where it is unsure.
-    config = changed(config, {"row_cost": 0.0} if hasattr(config, "row_cost") else {})
+    config = with_roles(config, {Role.ROW_COST: 0.0})
     texts = [(answer.prompt.token_ids, answer.token_ids) for answer in answers]
     reader = _Reader(models, config, max(len(prompt) + len(answer) for prompt, answer in texts) + _SPARE_ROWS)
     loss, judged, tokens = 0.0, 0, 0
