@@ -37,6 +37,7 @@ GREEDY = SamplingParams(max_tokens=24)
 class Script(HiddenLogits):
     """A target that answers every prompt with a fixed text, whatever was said before: position decides."""
 
+    backend, source = "script", None
     row_invariant, device, context_length, row_bytes = True, torch.device("cpu"), 512, 0
 
     def __init__(self, prompt: list[int], answer: list[int], vocabulary: int = SIZE, context_length: int = 512) -> None:

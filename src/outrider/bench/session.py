@@ -134,11 +134,11 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
     result = {
         "schema_version": SCHEMA_VERSION,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "model": _model_facts(request, models, dtype),
+        "model": _model_facts(request, models),
         "machine": machine.facts(),
         "workload": _workload_facts(request, workload, rows, chat=chat),
         "algorithms": [arm_json(arm, _names(models)) for arm in arms],
-        "ceiling": _ceiling(machine.bytes_per_token(models.target), bandwidth, entries[0]["tokens_per_s"]),
+        "ceiling": _ceiling(models.target.token_bytes, bandwidth, entries[0]["tokens_per_s"]),
         "results": entries,
         "meanings": MEANINGS,
         "samples": [sample_json(sample) for sample in samples],
@@ -199,16 +199,15 @@ def _key(sample: Sample) -> tuple[Any, ...]:
     return sample.prompt.row.number, sample.setting, sample.repeat
 
 
-def _model_facts(request: Request, models: Models, dtype: torch.dtype) -> dict[str, Any]:
+def _model_facts(request: Request, models: Models) -> dict[str, Any]:
     return _file_facts(request.model.model) | {
-        "dtype": getattr(models.target, "precision", None) or str(dtype).removeprefix("torch."),
+        "dtype": models.target.precision,
         "device": str(models.target.device),
         "context_length": models.target.context_length,
-        "parameter_bytes": machine.parameter_bytes(models.target),
+        "parameter_bytes": models.target.packed_bytes,
         "row_invariant": models.target.row_invariant,
         "draft_models": [
-            _file_facts(path) | {"parameter_bytes": machine.parameter_bytes(model)}
-            for path, model in models.drafts.items()
+            _file_facts(path) | {"parameter_bytes": model.packed_bytes} for path, model in models.drafts.items()
         ],
     }
 
@@ -235,7 +234,7 @@ def _workload_facts(request: Request, workload: Workload, rows: Sequence[Prompt]
     }
 
 
-def _ceiling(read: int | None, bandwidth: float, tokens_per_s: float | None) -> dict[str, Any]:
+def _ceiling(read: int, bandwidth: float, tokens_per_s: float | None) -> dict[str, Any]:
     """Plain decoding reads every parameter once a token, so bandwidth bounds it."""
     most = bandwidth / read if read else None
     return {

@@ -71,11 +71,9 @@ def chat(
 def banner(llm: LLM, name: str) -> str:
     """Model, drafter and backend on one line."""
     config, target = llm.drafter_config, llm.engine.target
-    drafts = (
-        " with ".join((config.method, ", ".join(drafters_named(config)))) if drafters_named(config) else config.method
-    )
-    own = getattr(target, "own_threads", False)
-    runs = f"native ({cpu.kernel_name()}, {cpu.threads()} threads)" if own else f"hf on {target.device}"
+    drafts = " with ".join(filter(None, (config.method, ", ".join(drafters_named(config)))))
+    where = f" ({cpu.kernel_name()}, {cpu.threads()} threads)" if target.own_threads else f" on {target.device}"
+    runs = target.backend + where
     return f"{name} · {drafts} · {runs}"
 
 

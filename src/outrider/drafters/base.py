@@ -20,6 +20,7 @@ import torch
 from outrider.drafters._proposals import DRAWERS
 from outrider.drafters._proposals import Proposal as Proposal
 from outrider.errors import ConfigError, RequestError
+from outrider.models.base import Rollback
 from outrider.options import Role, option
 from outrider.sampling.sampler import RequestSampler
 from outrider.tree import TokenTree, TreeBatch, TreeBuilder
@@ -249,6 +250,28 @@ class DrafterConfig(Protocol):
     def automatic(cls, draft_models: Sequence[str]) -> DrafterConfig | None:
         """The config to use when the user leaves the choice open, or None where the method is not for that."""
         ...
+
+
+def check_rollback(config: DrafterConfig, model: TargetModel, name: str) -> None:
+    """Refuse drafts that a model could not take back.
+
+    Args:
+        config: of the method that drafts.
+        model: what reads the drafts.
+        name: what it is called, for the message.
+
+    Raises:
+        ConfigError: naming the method and the model.
+    """
+    if config.most_nodes == 1 or model.rollback is Rollback.TREE:
+        return
+    if model.rollback is Rollback.NONE:
+        raise ConfigError(f"{config.method} drafts, but {name} cannot take back a rejected draft; use plain decoding")
+    if config.needs.branching:
+        raise ConfigError(
+            f"{config.method} proposes trees that branch, but {name} can take back only the end of a chain; set "
+            "topk to 1, or use a method that drafts chains"
+        )
 
 
 def survival_option(default: float, what: str = "a draft") -> Any:

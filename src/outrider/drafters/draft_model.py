@@ -13,7 +13,16 @@ from typing import ClassVar
 import torch
 
 from outrider.drafters._growth import DynamicTree, Failures, Growth
-from outrider.drafters.base import DraftContext, DraftSequence, Needs, Outcome, Workbench, register, survival_option
+from outrider.drafters.base import (
+    DraftContext,
+    DraftSequence,
+    Needs,
+    Outcome,
+    Workbench,
+    check_rollback,
+    register,
+    survival_option,
+)
 from outrider.errors import ConfigError
 from outrider.kv.pool import PagedCache
 from outrider.models.base import TargetModel
@@ -64,7 +73,7 @@ class DraftModel:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
         if not self.model:
             raise ConfigError("draft_model needs a draft model; name one as draft_model")
-        return DraftModelDrafter(self, *load_drafter(bench, self.model), bench.vocabulary)
+        return DraftModelDrafter(self, *load_drafter(bench, self), bench.vocabulary)
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> DraftModel | None:
@@ -72,13 +81,16 @@ class DraftModel:
         return cls(model=draft_models[0]) if draft_models else None
 
 
-def load_drafter(bench: Workbench, path: str, index: int = 0) -> tuple[TargetModel, PagedCache]:
+def load_drafter(bench: Workbench, config: DraftModel, index: int = 0) -> tuple[TargetModel, PagedCache]:
     """Load a model that can draft for the target, and its pages.
 
     Raises:
-        ConfigError: its vocabulary is not the target's; both sizes and the first difference are named.
+        ConfigError: its vocabulary is not the target's, with both sizes and the first difference named, or its state
+            cannot take back what it drafts.
     """
+    path = config.model
     model, tokenizer = bench.load(path)
+    check_rollback(config, model, path)
     if tokenizer is not None and bench.tokenizer is not None:
         match = bench.tokenizer.compare(tokenizer)
         if match.kind == "different":

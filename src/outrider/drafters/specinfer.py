@@ -69,8 +69,8 @@ class SpecInfer:
         return SpecInferDrafter(
             self,
             [
-                DraftModelDrafter(self._single(index), *load_drafter(bench, path, index), bench.vocabulary, index)
-                for index, path in enumerate(self.models)
+                DraftModelDrafter(single, *load_drafter(bench, single, index), bench.vocabulary, index)
+                for index, single in enumerate(map(self._single, range(len(self.models))))
             ],
         )
 

@@ -83,7 +83,7 @@ class Engine:
         self.target, self.tokenizer, self.pool = target, tokenizer, pool
         self.verifier, self.vocabulary = verifier, vocabulary
         self.seconds = PhaseSeconds()
-        self._own_threads: bool = getattr(target, "own_threads", False)
+        self._own_threads = target.own_threads
         check_layers(drafter.needs.hidden_layers, target.layers)
         self._drafter = GuardedDrafter(drafter, vocabulary)
         self._cache = pool.cache(TARGET, row_invariant=target.row_invariant)

@@ -109,7 +109,7 @@ def quality(
 def _taking_turns(target: TargetModel) -> Iterator[None]:
     """One torch thread where the target has threads of its own, as in the engine: both kinds wait by spinning."""
     threads = torch.get_num_threads()
-    if getattr(target, "own_threads", False):
+    if target.own_threads:
         torch.set_num_threads(1)
     try:
         yield
