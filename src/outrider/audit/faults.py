@@ -78,7 +78,9 @@ class _ShiftedSiblings:
         self.vocabulary, self.context_length = target.vocabulary, target.context_length
         self.row_invariant, self.device = target.row_invariant, target.device
         self.row_bytes, self.width, self.layers = target.row_bytes, target.width, target.layers
-        self.source = target.source
+        self.source, self.backend, self.own_threads = target.source, target.backend, target.own_threads
+        self.rollback, self.row_buckets, self.precision = target.rollback, target.row_buckets, target.precision
+        self.packed_bytes, self.token_bytes = target.packed_bytes, target.token_bytes
         self.embed, self.unembed, self.unembed_rows = target.embed, target.unembed, target.unembed_rows
 
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +19,9 @@ import torch
 from outrider.control.price import FREE, RowPrice
 from outrider.errors import ConfigError
 from outrider.law import Law
+from outrider.models.base import Rollback
+from outrider.options import Role, option
 from outrider.tree import TokenTree, TreeBuilder
-from outrider.values import plain
 from outrider.verify.base import Draws, Verdict
 
 if TYPE_CHECKING:
@@ -272,17 +272,26 @@ class DrafterConfig(Protocol):
         ...
 
 
-def option(default: Any, help: str, *, low: float = 0, high: float | None = None, flag: str | None = None) -> Any:
-    """A field of a drafter's config: default, one line of help, bounds, and the flag that sets it.
+def check_rollback(config: DrafterConfig, model: TargetModel, name: str) -> None:
+    """Refuse drafts that a model could not take back.
 
     Args:
-        default: the default value.
-        help: one line.
-        low: least value allowed, for numbers.
-        high: greatest value allowed, for numbers; None is unbounded.
-        flag: the command-line flag; by default made from the field's name.
+        config: of the method that drafts.
+        model: what reads the drafts.
+        name: what it is called, for the message.
+
+    Raises:
+        ConfigError: naming the method and the model.
     """
-    return field(default=default, metadata={"help": help, "low": low, "high": high, "flag": flag})
+    if config.most_nodes == 1 or model.rollback is Rollback.TREE:
+        return
+    if model.rollback is Rollback.NONE:
+        raise ConfigError(f"{config.method} drafts, but {name} cannot take back a rejected draft; use plain decoding")
+    if config.needs.branching:
+        raise ConfigError(
+            f"{config.method} proposes trees that branch, but {name} can take back only the end of a chain; set "
+            "topk to 1, or use a method that drafts chains"
+        )
 
 
 def survival_option(default: float, what: str = "a draft") -> Any:
@@ -293,29 +302,8 @@ def survival_option(default: float, what: str = "a draft") -> Any:
         "drafted on.  0 verifies all, as pays where a row costs nothing.  Ratio rules may not look at what was drawn.",
         low=0.0,
         high=1.0,
-        flag="speculative-min-survival",
+        role=Role.MIN_SURVIVAL,
     )
-
-
-def check_options(config: Any) -> None:
-    """Refuse a config with a number out of its bounds; a scalar of numpy or torch becomes a plain number.
-
-    Raises:
-        ConfigError: naming the method, the field and the bounds.
-    """
-    for item in dataclasses.fields(config):
-        low, high = item.metadata.get("low"), item.metadata.get("high")
-        value = plain(getattr(config, item.name))
-        if low is None or not isinstance(item.default, (int, float)):
-            continue
-        object.__setattr__(config, item.name, value)
-        wanted = (int, float) if isinstance(item.default, float) else int
-        if isinstance(value, bool) or not isinstance(value, wanted):
-            kind = "a number" if isinstance(item.default, float) else "a whole number"
-            raise ConfigError(f"{config.method}: {item.name} must be {kind}, not {value!r}")
-        if not low <= value <= (math.inf if high is None else high):
-            bounds = f"at least {low:g}" + ("" if high is None else f" and at most {high:g}")
-            raise ConfigError(f"{config.method}: {item.name} must be {bounds}, not {value!r}")
 
 
 _REGISTRY: dict[str, type[DrafterConfig]] = {}
@@ -323,8 +311,6 @@ AUTOMATIC: Final = "auto"
 """What leaves the choice of the method open."""
 AUTOMATICALLY: Final = f", which {AUTOMATIC} chose here,"
 """Follows the name of a method that the user did not name, in messages."""
-MODELS_FLAG: Final = "speculative-draft-model-path"
-"""The flag that names draft models and heads, whichever method reads them."""
 
 
 def register(config: type[DrafterConfig]) -> type[DrafterConfig]:
@@ -374,13 +360,6 @@ def automatic_config(draft_models: Sequence[str]) -> DrafterConfig:
     found = [config_class(name) for name in methods()]
     offers = [(config.automatic_rank, config.automatic(draft_models)) for config in found]
     return max(((rank, offer) for rank, offer in offers if offer is not None), key=lambda pair: pair[0])[1]
-
-
-def named_models(config: DrafterConfig) -> tuple[str, ...]:
-    """Draft models and trained heads that a config names."""
-    fields = dataclasses.fields(config)  # type: ignore[arg-type]
-    values = [getattr(config, item.name) for item in fields if item.metadata.get("flag") == MODELS_FLAG]
-    return tuple(name for value in values for name in (value if isinstance(value, tuple) else (value,)) if name)
 
 
 def make_config(name: str, options: Mapping[str, Any]) -> DrafterConfig:

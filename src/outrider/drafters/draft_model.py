@@ -20,14 +20,14 @@ from outrider.drafters.base import (
     Needs,
     Outcome,
     Workbench,
-    check_options,
-    option,
+    check_rollback,
     register,
     survival_option,
 )
 from outrider.errors import ConfigError
 from outrider.kv.pool import PagedCache
 from outrider.models.base import TargetModel
+from outrider.options import Role, check_options, option
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, root_only
 
 _CHUNK = 512
@@ -43,15 +43,15 @@ class DraftModel:
     method: ClassVar[str] = "draft_model"
     automatic_rank: ClassVar[int] = 1
 
-    model: str = option("", "Folder, hub id or .gguf file of the draft model.", flag="speculative-draft-model-path")
-    num_steps: int = option(4, "Drafting depth: draft passes per round.", low=0, high=256, flag="speculative-num-steps")
-    topk: int = option(1, "Branches per node; 1 drafts a chain.", low=1, high=64, flag="speculative-eagle-topk")
+    model: str = option("", "Folder, hub id or .gguf file of the draft model.", role=Role.MODEL)
+    num_steps: int = option(4, "Drafting depth: draft passes per round.", low=0, high=256, role=Role.DEPTH)
+    topk: int = option(1, "Branches per node; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH)
     num_draft_tokens: int = option(
         0,
         "Most drafted tokens per round; 0 is one per step in a chain, four per step in a tree.",
         low=0,
         high=1024,
-        flag="speculative-num-draft-tokens",
+        role=Role.TOKENS,
     )
     min_survival: float = survival_option(0.0)
 
@@ -74,7 +74,7 @@ class DraftModel:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
         if not self.model:
             raise ConfigError("draft_model needs a draft model; name one as draft_model")
-        return DraftModelDrafter(self, *load_drafter(bench, self.model), bench.vocabulary)
+        return DraftModelDrafter(self, *load_drafter(bench, self), bench.vocabulary)
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> DraftModel | None:
@@ -82,13 +82,16 @@ class DraftModel:
         return cls(model=draft_models[0]) if draft_models else None
 
 
-def load_drafter(bench: Workbench, path: str, index: int = 0) -> tuple[TargetModel, PagedCache]:
+def load_drafter(bench: Workbench, config: DraftModel, index: int = 0) -> tuple[TargetModel, PagedCache]:
     """Load a model that can draft for the target, and its pages.
 
     Raises:
-        ConfigError: its vocabulary is not the target's; both sizes and the first difference are named.
+        ConfigError: its vocabulary is not the target's, with both sizes and the first difference named, or its state
+            cannot take back what it drafts.
     """
+    path = config.model
     model, tokenizer = bench.load(path)
+    check_rollback(config, model, path)
     if tokenizer is not None and bench.tokenizer is not None:
         match = bench.tokenizer.compare(tokenizer)
         if match.kind == "different":

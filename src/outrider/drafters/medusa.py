@@ -13,8 +13,9 @@ from typing import ClassVar, Final
 from outrider.drafters._growth import StaticTree
 from outrider.drafters._parallel_drafter import ParallelDrafter
 from outrider.drafters._trained import TreeOptions, built_head
-from outrider.drafters.base import Workbench, option, register
+from outrider.drafters.base import Workbench, register
 from outrider.heads.parallel_runner import ParallelRunner
+from outrider.options import Role, option
 
 CHANCES: Final = (
     (0.55, 0.13, 0.07, 0.04, 0.03, 0.02, 0.02, 0.01, 0.01, 0.01),
@@ -34,13 +35,13 @@ class Medusa(TreeOptions):
     method: ClassVar[str] = "medusa"
     kind: ClassVar[str] = "medusa"
 
-    num_steps: int = option(4, "Heads used: the tree's depth.", low=0, high=64, flag="speculative-num-steps")
+    num_steps: int = option(4, "Heads used: the tree's depth.", low=0, high=64, role=Role.DEPTH)
     topk: int = option(
         1,
         "Most guesses of a head that are put below one node; 1 drafts a chain, more a tree of fixed shape.",
         low=1,
         high=len(CHANCES[0]),
-        flag="speculative-eagle-topk",
+        role=Role.WIDTH,
     )
 
     def shape(self, chances: Sequence[Sequence[float]]) -> StaticTree:

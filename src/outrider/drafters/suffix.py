@@ -15,16 +15,8 @@ from typing import ClassVar, Final, NamedTuple
 from outrider.control.price import RowPrice
 from outrider.drafters._calibration import Calibration
 from outrider.drafters._suffix_automaton import ROOT, SuffixAutomaton
-from outrider.drafters.base import (
-    DraftContext,
-    DraftSequence,
-    Needs,
-    Outcome,
-    Workbench,
-    check_options,
-    option,
-    register,
-)
+from outrider.drafters.base import DraftContext, DraftSequence, Needs, Outcome, Workbench, register
+from outrider.options import Role, check_options, option
 from outrider.tree import TokenTree, TreeBuilder
 
 _SEPARATOR: Final = -1
@@ -41,11 +33,16 @@ class Suffix:
     method: ClassVar[str] = "suffix"
     automatic_rank: ClassVar[int] = 3
 
-    num_draft_tokens: int = option(
-        16, "Most drafted tokens per round.", low=0, high=1024, flag="speculative-num-draft-tokens"
+    num_draft_tokens: int = option(16, "Most drafted tokens per round.", low=0, high=1024, role=Role.TOKENS)
+    topk: int = option(1, "Branches per node; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH)
+    min_match: int = option(
+        2,
+        "Shortest match that counts.",
+        low=1,
+        high=1024,
+        flag="speculative-suffix-min-match",
+        role=Role.SHORTEST_MATCH,
     )
-    topk: int = option(1, "Branches per node; 1 drafts a chain.", low=1, high=64, flag="speculative-eagle-topk")
-    min_match: int = option(2, "Shortest match that counts.", low=1, high=1024, flag="speculative-suffix-min-match")
     length_factor: float = option(
         2.0, "Drafted tokens per matched token, at most.", low=0.1, high=64, flag="speculative-suffix-length-factor"
     )

@@ -85,7 +85,7 @@ class Engine:
         self.cache = pool.cache(TARGET, row_invariant=target.row_invariant)
         self.scheduler = Scheduler(self.cache, config, controller.most_nodes, self.drafting)
         self.clock, self.seconds = Clock(), PhaseSeconds()
-        self._own_threads: bool = getattr(target, "own_threads", False)
+        self._own_threads = target.own_threads
         self._cancelled: list[Request] = []
         self._progress: list[Progress] = []
         """What happened and was not handed out yet."""

@@ -24,12 +24,12 @@ from outrider.drafters.base import (
     DrafterConfig,
     DraftSequence,
     Workbench,
-    changed,
 )
 from outrider.engine.picker import DrawingPicker
 from outrider.engine.stopping import Endings, Stopper
 from outrider.kv.pool import KVPool
 from outrider.models.base import TargetModel, TargetOutput
+from outrider.options import Role, with_roles
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import RequestSampler
 from outrider.tree import SequenceRows, TreeBatch
@@ -94,7 +94,7 @@ def quality(
     if (reason := no_quality(config)) is not None:
         return Quality(reason=reason)
     # A drafter that weighs the cost of a row would be silent just where it is unsure.
-    config = changed(config, {"row_cost": 0.0} if hasattr(config, "row_cost") else {})
+    config = with_roles(config, {Role.ROW_COST: 0.0})
     texts = [(answer.prompt.token_ids, answer.token_ids) for answer in answers]
     reader = _Reader(models, config, max(len(prompt) + len(answer) for prompt, answer in texts) + _SPARE_ROWS)
     loss, judged, tokens = 0.0, 0, 0
@@ -111,7 +111,7 @@ def quality(
 def _taking_turns(target: TargetModel) -> Iterator[None]:
     """One torch thread where the target has threads of its own, as in the engine: both kinds wait by spinning."""
     threads = torch.get_num_threads()
-    if getattr(target, "own_threads", False):
+    if target.own_threads:
         torch.set_num_threads(1)
     try:
         yield
