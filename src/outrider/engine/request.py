@@ -81,7 +81,7 @@ class Request:
     @property
     def pending(self) -> int:
         """Committed tokens whose rows are missing; 1 once decoding: the anchor."""
-        return self.wanted - self.computed
+        return len(self.inputs) - self.computed
 
     @property
     def reusable(self) -> int:

@@ -16,7 +16,7 @@ from typing import Protocol
 from outrider.config import SchedulerConfig
 from outrider.engine.request import Request, Status
 from outrider.engine.stopping import FinishReason
-from outrider.engine.turn import Turn
+from outrider.engine.turn import Progress, Turn
 from outrider.errors import OutriderError
 from outrider.kv.pool import PagedCache
 
@@ -49,13 +49,20 @@ class Scheduler:
         """Whether the pass being scheduled took a request's pages; nobody is let in then."""
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.outbox: list[Progress] = []
+        """What happened to requests and was not handed out yet."""
         self.draft_rows = 0
         """Rows of the scheduled pass that drafts may take, all requests together."""
 
     @property
     def idle(self) -> bool:
-        """Whether no request is left."""
-        return not self.waiting and not self.running
+        """Whether no request is left, and nothing that happened is still to be handed out."""
+        return not (self.waiting or self.running or self.outbox)
+
+    def hand_out(self) -> list[Progress]:
+        """What happened since the last call."""
+        outbox, self.outbox = self.outbox, []
+        return outbox
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -174,7 +181,7 @@ class Scheduler:
         if request.status is not Status.RUNNING:
             return False
         rows = request.computed + turn.least_rows
-        while self._cache.shortage(request.id, rows):
+        while not self._cache.extend(request.id, rows):
             scheduled = {item.request.id for item in turns}
             victim = next((r for r in reversed(self.running) if r.id not in scheduled), None)
             if victim is None:
@@ -183,7 +190,6 @@ class Scheduler:
             self._preempted = True
             if victim is request:
                 return False
-        self._cache.extend(request.id, rows)
         turns.append(turn)
         return True
 
@@ -212,10 +218,12 @@ class Scheduler:
         request.inputs += verdict.tokens
         if taken.text:
             request.text.append(taken.text)
+        ended = taken.finish_reason is not None
         if taken.finish_reason is not None:
             request.stop_reason = taken.stop_reason
             failed = taken.finish_reason is FinishReason.ERROR
             self._end(request, taken.finish_reason, _sentence(turn.error) if failed else None)
+        self.outbox.append(Progress(request, verdict.tokens, len(verdict.path), taken.text, ended))
 
     def settle(self, request: Request) -> None:
         """After a commit: offer a running request's full pages to others, give back those of one that has ended."""
@@ -230,6 +238,7 @@ class Scheduler:
         """End a request and give back its pages; safe at any point between rounds."""
         if request.status is not Status.FINISHED:
             self._end(request, reason, None)
+            self.outbox.append(Progress(request, finished=True))
             self.settle(request)
 
     def _end(self, request: Request, reason: FinishReason, error: str | None) -> None:
