@@ -75,7 +75,6 @@ NOT_YET = {
     ("bench.session", "cli.options"),
     ("completion", "notebook"),
     ("notebook", "completion"),
-    ("models.hf.smaller", "models.native.plan"),
     ("train.data.synthetic", "train.loop.state"),
     ("train.loop.loop", "train.gather"),
     ("train.report.outcome", "train.loop.loop"),
