@@ -117,8 +117,9 @@ def test_drafts_that_are_not_worth_a_row_are_left_out(case: str, rule: str, sett
     drafted, texts = [], set()
     for least in (0.0, 0.5):
         llm = make(with_roles(by_id(case), {Role.MIN_SURVIVAL: least}), verifier=rule)
-        trees, propose = [], llm.engine._drafter.propose
-        llm.engine._drafter.propose = lambda context: trees.append(propose(context)) or trees[-1]  # noqa: B023
+        drafter = llm.engine.drafting.drafters[0]
+        trees, propose = [], drafter.propose
+        drafter.propose = lambda context: trees.append(propose(context)) or trees[-1]  # noqa: B023
         done = llm.generate(PROMPTS, SETTINGS[setting])
         texts.add(tuple(c.token_ids for c in done))
         if not by_id(case).needs.deterministic:  # what is looked up has a threshold of its own

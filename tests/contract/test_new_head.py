@@ -102,7 +102,7 @@ class Toy(TreeOptions):
     kind: ClassVar[str] = "toy"
 
     def build(self, bench):
-        return feature_drafter(bench, self, DynamicTree(self.topk, self.min_survival))
+        return feature_drafter(bench, self, DynamicTree(self.topk))
 '''
 RUNNERS = {True: NativeFeatureRunner, False: FeatureRunner}
 

@@ -24,6 +24,7 @@ FLOORS = """
 errors values law
 options
 tree
+control.price
 kernels
 sampling
 kv
@@ -46,6 +47,8 @@ drafters
 config
 engine.stopping
 engine.request
+engine.turn
+control
 completion notebook
 engine
 messages inputs
@@ -83,7 +86,6 @@ NOT_YET = {
 }
 """Imports that still run upwards."""
 NOT_YET_ROUND = {
-    ("drafters._proposals", "drafters.base"),
     ("completion", "notebook"),
     ("cli", "cli.failures"),
 }

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from outrider.control.price import RowPrice
 from outrider.drafters.base import Needs, Workbench, config_class, methods, survival_option
 from outrider.errors import ConfigError
 from outrider.heads.loading import kind_of
@@ -86,7 +87,7 @@ class TreeOptions:
     @property
     def needs(self) -> Needs:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return Needs(branching=self.topk > 1, reads_hidden=True)
+        return Needs(branching=self.topk > 1, reads_hidden=True, price=RowPrice(self.min_survival))
 
     @property
     def most_nodes(self) -> int:

@@ -10,20 +10,18 @@ import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import torch
 
-from outrider.drafters._proposals import DRAWERS
-from outrider.drafters._proposals import Proposal as Proposal
-from outrider.errors import ConfigError, RequestError
+from outrider.control.price import FREE, RowPrice
+from outrider.errors import ConfigError
+from outrider.law import Law
 from outrider.models.base import Rollback
 from outrider.options import Role, option
-from outrider.sampling.sampler import RequestSampler
-from outrider.tree import TokenTree, TreeBatch, TreeBuilder
+from outrider.tree import TokenTree, TreeBuilder
 from outrider.verify.base import Draws, Verdict
 
 if TYPE_CHECKING:
@@ -47,6 +45,8 @@ class Needs:
     """Target layers whose hidden rows it reads; see :class:`outrider.models.base.TargetOutput`."""
     reads_hidden: bool = False
     """It will read hidden rows, of layers that only its weights tell."""
+    price: RowPrice = FREE
+    """What a draft of its must promise to be verified, unless the controller says otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +61,40 @@ class DraftSequence:
     """Most nodes the tree may have, anchor included."""
     depth: int
     """Deepest draft that can still become text."""
-    round_number: int
-    sampler: RequestSampler
-    ended: Callable[[Sequence[int]], bool] = lambda path: False
-    """Whether the output ends on a path of drafted tokens; nothing behind it can become text."""
+    price: RowPrice | None = None
+    """What a draft must promise; None leaves it to the drafter's own :attr:`Needs.price`."""
 
     def builder(self) -> TreeBuilder:
         """A tree of only the anchor, to grow."""
         return TreeBuilder(self.tokens[-1])
+
+
+class Proposal(NamedTuple):
+    """One token that a drafter's distribution yields under the acceptance rule."""
+
+    token: int
+    probability: float
+    """The drafter's probability of the token: an estimate of its acceptance."""
+    q: Law | None
+    """The distribution it was drawn from; None is a point mass."""
+    removed: tuple[int, ...]
+    """Tokens drawn before it without replacement."""
+
+
+class Picker(Protocol):
+    """Turns drafter logits into proposals.  It holds the dice and knows the rule, so that no drafter has to."""
+
+    def pick(
+        self,
+        key: str,
+        logits: torch.Tensor,
+        paths: Sequence[Sequence[int]],
+        nodes: Sequence[int],
+        width: int,
+        source: int,
+    ) -> list[list[Proposal]]:
+        """Proposals for one request; see :meth:`DraftContext.pick`."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +102,9 @@ class DraftContext:
     """What a drafter sees in one round."""
 
     sequences: tuple[DraftSequence, ...]
-    draws: Draws
+    picker: Picker
+    causal: bool
+    """Whether a tree's shape may depend only on what was known before each token was drawn (ratio rules)."""
 
     def pick(
         self,
@@ -98,34 +126,10 @@ class DraftContext:
             source: which drafter of a merged tree asks.
 
         Returns:
-            Per row its proposals, most promising first under target-only rules, in the order drawn under ratio rules;
-            none for a row behind an end of the output, nor for one whose history the request's parameters refuse.
+            Per row its proposals, most promising first, in the order drawn where the tree is ``causal``; none for a
+            row behind an end of the output, nor for one whose history the request's parameters refuse.
         """
-        sequence = self.sequences[index]
-        if not any(sequence.ended(path) for path in paths):
-            with suppress(RequestError):
-                return self._picked(sequence, logits, paths, nodes, width, source)
-        picked: list[list[Proposal]] = [[] for _ in paths]
-        for row, (path, node) in enumerate(zip(paths, nodes, strict=True)):
-            if not sequence.ended(path):
-                with suppress(RequestError):
-                    (picked[row],) = self._picked(sequence, logits[row : row + 1], [path], [node], width, source)
-        return picked
-
-    def _picked(
-        self,
-        sequence: DraftSequence,
-        logits: torch.Tensor,
-        paths: Sequence[Sequence[int]],
-        nodes: Sequence[int],
-        width: int,
-        source: int,
-    ) -> list[list[Proposal]]:
-        if self.draws is Draws.PERTURBED:
-            best = sequence.sampler.perturbed_best(logits, paths, width)
-            return [[Proposal(t, p, None, ()) for t, p in zip(*row, strict=True)] for row in best]
-        q = sequence.sampler.probabilities(logits, paths)
-        return [DRAWERS[self.draws](sequence, row, node, width, source) for row, node in zip(q, nodes, strict=True)]
+        return self.picker.pick(self.sequences[index].key, logits, paths, nodes, width, source)
 
 
 class Committed(NamedTuple):
@@ -140,17 +144,33 @@ class Committed(NamedTuple):
     """Rows of the pass, in order of position."""
 
 
-class Outcome(NamedTuple):
-    """What became of one round."""
+class Outcome(Protocol):
+    """What became of one round.  Each part is put together when it is first asked for."""
 
-    context: DraftContext
-    """Every sequence that got a token, as it was drafted for; its ``tokens`` have grown by the round's since."""
-    trees: Sequence[TokenTree]
-    verdicts: Sequence[Verdict]
-    batch: TreeBatch
-    output: TargetOutput
-    committed: Sequence[Committed]
-    """Of every sequence in the pass, those that got no token yet included."""
+    @property
+    def sequences(self) -> Sequence[DraftSequence]:
+        """Every sequence that got a token; its ``tokens`` hold those of the round already."""
+        ...
+
+    @property
+    def trees(self) -> Sequence[TokenTree]:
+        """What was verified of each of them."""
+        ...
+
+    @property
+    def verdicts(self) -> Sequence[Verdict]:
+        """What became of each tree."""
+        ...
+
+    @property
+    def output(self) -> TargetOutput:
+        """Of the pass."""
+        ...
+
+    @property
+    def committed(self) -> Sequence[Committed]:
+        """Of every sequence in the pass, those that got no token yet included."""
+        ...
 
 
 class Drafter(Protocol):

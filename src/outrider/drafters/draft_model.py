@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import torch
 
+from outrider.control.price import RowPrice
 from outrider.drafters._growth import DynamicTree, Failures, Growth
 from outrider.drafters.base import (
     DraftContext,
@@ -61,7 +62,7 @@ class DraftModel:
     @property
     def needs(self) -> Needs:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return Needs(branching=self.topk > 1)
+        return Needs(branching=self.topk > 1, price=RowPrice(self.min_survival))
 
     @property
     def most_nodes(self) -> int:
@@ -118,7 +119,7 @@ class DraftModelDrafter:
         self, config: DraftModel, model: TargetModel, cache: PagedCache, vocabulary: int, source: int = 0
     ) -> None:
         self._config, self._model, self._cache = config, model, cache
-        self._vocabulary, self._source, self._shape = vocabulary, source, DynamicTree(config.topk, config.min_survival)
+        self._vocabulary, self._source, self._shape = vocabulary, source, DynamicTree(config.topk)
         self.needs = config.needs
         self._computed: dict[str, int] = {}
         self._drafts: dict[str, Growth] = {}
@@ -144,7 +145,7 @@ class DraftModelDrafter:
 
     def observe(self, outcome: Outcome) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
-        for sequence, verdict in zip(outcome.context.sequences, outcome.verdicts, strict=True):
+        for sequence, verdict in zip(outcome.sequences, outcome.verdicts, strict=True):
             growth = self._drafts.pop(sequence.key, None)
             if growth is None or growth.computed == 0:
                 continue
@@ -187,7 +188,9 @@ class DraftModelDrafter:
             self._computed[sequence.key] = self._cache.reuse(sequence.key, sequence.tokens, len(sequence.tokens) - 1)
         if not self._cache.extend(sequence.key, len(sequence.tokens) + self._config.topk**2 * depth):
             return None
-        return Growth(index, sequence, self._shape, context=len(sequence.tokens) - 1, nodes=nodes, depth=depth)
+        return Growth(
+            index, sequence, self._shape, self.needs.price, context=len(sequence.tokens) - 1, nodes=nodes, depth=depth
+        )
 
     def _catch_up(self, active: Sequence[Growth]) -> None:
         """Compute the committed rows before the anchor's, but for a few that the first drafting pass takes along."""

@@ -5,7 +5,7 @@ Source: Li, Wei, Zhang, Zhang 2024 (arXiv 2401.15077).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from outrider.drafters._feature_drafter import FeatureDrafter, feature_drafter
@@ -38,8 +38,7 @@ class Eagle(TreeOptions):
     @property
     def shape(self) -> StaticTree:
         """The tree's."""
-        shape = StaticTree.likeliest([_CHANCES[: self.topk]] * self.num_steps, self.most_nodes - 1)
-        return replace(shape, min_survival=self.min_survival)
+        return StaticTree.likeliest([_CHANCES[: self.topk]] * self.num_steps, self.most_nodes - 1)
 
     def build(self, bench: Workbench) -> FeatureDrafter:
         """See :class:`outrider.drafters.base.DrafterConfig`."""

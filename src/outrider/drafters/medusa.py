@@ -7,7 +7,7 @@ it is verified by the running acceptance rule, so the text stays the target's ow
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from outrider.drafters._growth import StaticTree
@@ -48,12 +48,11 @@ class Medusa(TreeOptions):
         """The tree whose nodes are most often right, by chances of each head and rank."""
         levels = [chances[min(depth, len(chances) - 1)][: self.topk] for depth in range(self.num_steps)]
         possible = [[max(chance, 1e-6) for chance in level] for level in levels]
-        shape = StaticTree.likeliest(possible, self.most_nodes - 1) if possible else StaticTree(())
-        return replace(shape, min_survival=self.min_survival)
+        return StaticTree.likeliest(possible, self.most_nodes - 1) if possible else StaticTree(())
 
     def build(self, bench: Workbench) -> ParallelDrafter:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
         head = built_head(bench, self)
         shape = self.shape(head.config.chances or CHANCES)
         runner = ParallelRunner(head, bench.target)
-        return ParallelDrafter(runner, shape, most_nodes=self.most_nodes, branching=self.topk > 1)
+        return ParallelDrafter(runner, shape, most_nodes=self.most_nodes, needs=self.needs)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from outrider.config import CacheConfig, SchedulerConfig, Speculation, read_config
+from outrider.control.fair_share import FairShare
 from outrider.drafters.base import DrafterConfig, Workbench, check_rollback
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
@@ -91,10 +92,10 @@ def assemble(
         target=target,
         tokenizer=tokenizer,
         pool=pool,
-        drafter=config.build(bench),
+        drafters=(config.build(bench),),
         verifier=verifier,
         config=limits,
-        most_nodes=config.most_nodes,
+        controller=FairShare(config.most_nodes),
         vocabulary=vocabulary,
     )
     check_fits(pool, needs, target.device)
