@@ -78,7 +78,6 @@ NOT_YET = {
     ("bench.session", "cli.options"),
     ("completion", "notebook"),
     ("notebook", "completion"),
-    ("models.hf.smaller", "models.native.plan"),
     ("train.data.synthetic", "train.loop.state"),
     ("train.loop.loop", "train.gather"),
     ("train.report.outcome", "train.loop.loop"),
@@ -87,7 +86,6 @@ NOT_YET = {
 }
 """Imports that still run upwards."""
 NOT_YET_ROUND = {
-    ("heads.checkpoint", "heads.formats._weights", "heads.formats.base"),
     ("completion", "notebook"),
     ("cli", "cli.failures"),
 }

@@ -34,8 +34,9 @@ def export(
         four_bits: All matrices of outrider's format in four bits.
         as_json: Print one JSON object, errors included.
     """
-    from outrider.heads.checkpoint import OWN, PACKED, SMALL, read_head, write_head
+    from outrider.heads.checkpoint import OWN, PACKED, SMALL, write_head
     from outrider.heads.formats.base import export as write
+    from outrider.heads.loading import read_head
 
     if four_bits and to != OWN:
         raise ConfigError(f"--four-bits is for the format {OWN} alone; {to} keeps plain numbers")

@@ -198,7 +198,10 @@ _REGISTRY: dict[str, type[Verifier]] = {}
 
 
 def register(rule: type[Verifier]) -> type[Verifier]:
-    """Make a rule known under its name."""
+    """Make a rule known under its name, which must be the name of the file it stands in."""
+    file = rule.__module__.rpartition(".")[2]
+    if file != rule.name.replace("-", "_"):
+        raise TypeError(f"acceptance rule {rule.name!r} stands in the file {file}.py; give both one name")
     _REGISTRY[rule.name] = rule
     return rule
 
