@@ -8,8 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from outrider.kv.pool import KVPool, LayerStore, PagedCache
+from outrider.kv.pool import KVPool, PagedCache
 from outrider.kv.prefix import PrefixIndex
+from outrider.kv.state import LayerStore
 
 PAGES, PAGE_SIZE = 10, 2
 KEYS = st.sampled_from(["a", "b", "c", "d"])

@@ -17,6 +17,7 @@ from outrider.audit.parts import Parts
 from outrider.drafters.base import DraftContext, Drafter, DraftSequence, Outcome, Proposal
 from outrider.kv.pool import KVPool, PagedCache
 from outrider.kv.prefix import PrefixIndex, Text
+from outrider.kv.state import Kept
 from outrider.law import Law
 from outrider.models.base import TargetModel, TargetOutput
 from outrider.sampling.noise import Purpose
@@ -35,7 +36,7 @@ class Fault:
 
 
 class _ForgetfulCache(PagedCache):
-    def commit(self, key: str, start: int, kept: Sequence[int]) -> None:
+    def keep(self, kept: Sequence[Kept]) -> None:
         """Copies nothing: the rows of rejected drafts stay where the accepted ones belong."""
 
 
