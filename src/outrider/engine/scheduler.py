@@ -76,6 +76,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request."""
         self.waiting.append(request)
+        if request.salt is not None:
+            self._cache.salts[request.id] = request.salt
 
     def schedule(self) -> tuple[list[Work], list[Request]]:
         """The next pass.
@@ -119,7 +121,7 @@ class Scheduler:
     def _let_in(self, request: Request) -> bool:
         """Start a request with the rows others have computed; False while there is no room for the rest of them."""
         free = self._cache.free_rows
-        known = self._cache.known_rows(request.inputs, request.reusable)
+        known = self._cache.known_rows(request.inputs, request.reusable, request.salt)
         known = self._drafter.adopt(request.id, request.inputs, known)
         found = self._cache.reuse(request.id, request.inputs, known)
         if self._cache.shortage(request.id, request.wanted):
@@ -150,10 +152,10 @@ class Scheduler:
         found = [
             (leader, common_rows(leader.inputs, request.inputs, most, page_size))
             for leader in self.running
-            if leader.pending > 1
+            if leader.pending > 1 and leader.salt == request.salt
         ]
         best = max(found, key=lambda pair: pair[1], default=None)
-        return best if best and best[1] > self._cache.known_rows(request.inputs, most) else None
+        return best if best and best[1] > self._cache.known_rows(request.inputs, most, request.salt) else None
 
     def _drafting_share(self) -> int:
         """Nodes each decoding request may use, so that drafts never take the row that lets another one go on.
@@ -247,6 +249,7 @@ class Scheduler:
             return
         (self.running if request.status is Status.RUNNING else self.waiting).remove(request)
         request.status, request.finish_reason, request.error = Status.FINISHED, reason, error
+        self._cache.salts.pop(request.id, None)
         # Rows of a request whose logits were no numbers may hold none either, and are not handed on.
         self._cache.release(request.id, keep=reason is not FinishReason.ERROR)
 

@@ -19,78 +19,12 @@ from typing import Final, TypeVar, cast
 
 import numpy as np
 
-from outrider.kv.prefix import PrefixIndex, PrefixNode
-from outrider.kv.state import Kept, LayerState, Slots
+from outrider.kv.page_table import PageTable
+from outrider.kv.prefix import PrefixIndex
+from outrider.kv.state import Kept, LayerState
 
 _UNSET: Final = -1
 _State = TypeVar("_State", bound=LayerState)
-
-
-class PageTable:
-    """The pages of one sequence in one model's cache.
-
-    Args:
-        page_size: rows per page.
-        node: where the sequence's text begins in the prefix index; None shares nothing.
-    """
-
-    def __init__(self, page_size: int, node: PrefixNode | None = None) -> None:
-        self._page_size = page_size
-        self.pages: list[int] = []
-        self.shared = 0
-        """How many pages, from the first, others may own as well: they are never written again."""
-        self.node = node
-        """The last shared page in the prefix index; None where nothing is shared any more."""
-        self.rows = 0
-        """Rows the pages can hold."""
-        self._slots: Slots = np.empty(0, dtype=np.int64)
-        self._gaps = 0
-
-    @property
-    def contiguous(self) -> bool:
-        """Whether the pages lie side by side, in order."""
-        return self._gaps == 0
-
-    def add(self, page: int) -> None:
-        """Append a page."""
-        first = self.rows
-        self.pages.append(page)
-        self._gaps += self._gap(len(self.pages) - 1)
-        self.rows = first + self._page_size
-        if len(self._slots) < self.rows:
-            grown = np.empty(max(2 * len(self._slots), self.rows), dtype=np.int64)
-            grown[:first] = self._slots[:first]
-            self._slots = grown
-        self._write(first, page)
-
-    def replace(self, place: int, page: int) -> None:
-        """Put another page that holds the same rows in one's place."""
-        self._gaps -= self._gap(place) + self._gap(place + 1)
-        self.pages[place] = page
-        self._gaps += self._gap(place) + self._gap(place + 1)
-        self._write(place * self._page_size, page)
-
-    def _write(self, first: int, page: int) -> None:
-        slot = page * self._page_size
-        self._slots[first : first + self._page_size] = np.arange(slot, slot + self._page_size)
-
-    def _gap(self, place: int) -> bool:
-        """Whether a page is not the neighbour of the one before it."""
-        return 0 < place < len(self.pages) and self.pages[place] != self.pages[place - 1] + 1
-
-    def slots(self, start: int, stop: int) -> Slots:
-        """Cache slots of rows start … stop − 1; a view.
-
-        Raises:
-            IndexError: the sequence has no page for some of them.
-        """
-        if stop > self.rows:
-            raise IndexError(f"rows {start} to {stop - 1} were asked for, but the pages hold {self.rows}")
-        return self._slots[start:stop]
-
-    def slot(self, row: int) -> int:
-        """Cache slot of one row."""
-        return self.pages[row // self._page_size] * self._page_size + row % self._page_size
 
 
 class PagedCache:
@@ -100,16 +34,22 @@ class PagedCache:
         pages: how many pages there are.
         page_size: rows per page.
         shares: whether a sequence may take over pages that another one has computed.
+        salts: read at a sequence's begin, see :attr:`salts`.
     """
 
     index_type: type[PrefixIndex] = PrefixIndex
 
-    def __init__(self, pages: int, page_size: int, *, shares: bool = False) -> None:
+    def __init__(
+        self, pages: int, page_size: int, *, shares: bool = False, salts: dict[str, str] | None = None
+    ) -> None:
         self.page_size, self.shares, self._total = page_size, shares, pages
         self._free = set(range(pages))
         self._owners = [0] * pages
         self._tables: dict[str, PageTable] = {}
         self._index = self.index_type(page_size)
+        self.salts = {} if salts is None else salts
+        """What sets sequences apart that must not share pages with all others of their text, by sequence: pages pass
+        between equal salts alone.  One dict for all caches of a pool, so that no drafter can forget it."""
         self.layers: dict[int, LayerState] = {}
         """State of each layer that has had a pass, by the number its model gives it."""
 
@@ -189,9 +129,9 @@ class PagedCache:
             table.add(page)
         return True
 
-    def known_rows(self, tokens: Sequence[int], most: int) -> int:
-        """Rows that :meth:`reuse` would take over."""
-        return len(self._index.match(tokens, most)) * self.page_size
+    def known_rows(self, tokens: Sequence[int], most: int, salt: str | None = None) -> int:
+        """Rows that :meth:`reuse` would take over for a sequence of this salt."""
+        return len(self._index.match(tokens, most, salt)) * self.page_size
 
     def reuse(self, key: str, tokens: Sequence[int], most: int) -> int:
         """Begin a sequence with the pages that others shared and that hold its first rows.
@@ -204,7 +144,7 @@ class PagedCache:
         Returns:
             How many rows were: they are right, and must not be written.
         """
-        found = self._index.match(tokens, most)
+        found = self._index.match(tokens, most, self.salts.get(key))
         if found:
             table = self._begin(key)
             for node in found:
@@ -224,7 +164,7 @@ class PagedCache:
         """
         table = self._tables[key]
         while table.node is not None and (table.shared + 1) * self.page_size <= rows and self._in_pages:
-            text, page = self._index.page_text(tokens, table.shared), table.pages[table.shared]
+            text, page = self._index.edge(tokens, table.shared, table.salt), table.pages[table.shared]
             known = table.node.children.get(text)
             if known is None:
                 known = self._index.add(table.node, text, page)
@@ -306,7 +246,8 @@ class PagedCache:
         return {page for table in self._tables.values() for page in table.pages[: table.shared]} - written
 
     def _begin(self, key: str) -> PageTable:
-        table = self._tables[key] = PageTable(self.page_size, self._index.root if self.shares else None)
+        root = self._index.root if self.shares else None
+        table = self._tables[key] = PageTable(self.page_size, root, self.salts.get(key))
         return table
 
     def _own(self, page: int) -> None:
@@ -369,6 +310,7 @@ class KVPool:
         self._pages = max(1, -(-rows // page_size))
         self._prefix_cache = prefix_cache
         self._caches: dict[str, PagedCache] = {}
+        self._salts: dict[str, str] = {}
 
     @property
     def rows(self) -> int:
@@ -384,7 +326,7 @@ class KVPool:
         """
         if model not in self._caches:
             shares = row_invariant if self._prefix_cache is None else self._prefix_cache
-            self._caches[model] = self.cache_type(self._pages, self.page_size, shares=shares)
+            self._caches[model] = self.cache_type(self._pages, self.page_size, shares=shares, salts=self._salts)
         return self._caches[model]
 
     def forget_prefixes(self) -> None:
