@@ -6,9 +6,8 @@ Several requests decode side by side.  Every figure is CPU time of the thread th
 machine does matters little; the time inside the compiled kernels, and inside torch's reductions over whole rows of
 logits, is taken off and told apart.  ``--context 200,4000`` shows that no stage grows with the text.
 
-Stages: ``schedule`` shares out rows and pages, ``draft`` is the drafter's own work, ``pack`` lays the batch out,
-``forward`` is what the model does around its kernels, ``commit`` moves kept rows, ``observe`` tells the drafter, and
-``rest`` is everything else in the round: acceptance, stops, text and records.
+Stages are the engine's own: ``schedule``, ``draft`` (proposing and observing), ``pack``, ``verify`` (what the model
+does around its kernels), ``decide``, ``commit``, and ``rest``, which is everything between them.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -32,55 +31,84 @@ from rich.table import Table
 
 import outrider.sampling.best
 from outrider import LLM, CacheConfig, SamplingParams
-from outrider.engine.guard import GuardedDrafter
-from outrider.engine.scheduler import Scheduler
-from outrider.kv.pool import PagedCache
+from outrider.metrics import Clock
 from outrider.models.backends import LoadOptions, load_model
 from outrider.models.native.model import NativeModel
-from outrider.tree import TreeBatch
 
 METHODS = ("none", "ngram", "suffix", "draft_model")
-STAGES = ("schedule", "draft", "pack", "forward", "commit", "observe", "rest")
+STAGES = ("schedule", "draft", "pack", "verify", "decide", "commit", "rest")
 KERNELS = "kernels"
-OPAQUE = ("draft", "observe")
-"""Stages that keep what they call: a draft model's passes are drafting."""
 _PHRASE, _TOKENS = 50, range(1000, 20000)
 
 
-class Watch:
+class Watch(Clock):
     """Shares a thread's CPU time out among stages, each moment to the innermost one."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.spent: Counter[str] = Counter()
-        self._open: list[str] = []
+        self._open = ["rest"]
         self._since = 0
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Book what happens inside under a name."""
-        outer = self._open[-1] if self._open else None
-        name = outer if outer in OPAQUE and name != KERNELS else name
-        self._book(outer)
-        self._open.append(name)
-        try:
-            yield
-        finally:
-            self._book(self._open.pop())
+    def __call__(self, stage: str) -> Any:
+        """A context that books what happens inside under a name."""
+        return _Watched(self, stage)
 
-    def _book(self, name: str | None) -> None:
+    def restart(self) -> None:
+        """The engine begins a round."""
+
+    def seconds(self, stage: str) -> float:
+        """What a stage has taken in this round."""
+        return self.spent[stage] / 1e9
+
+    @property
+    def total(self) -> float:
+        """Seconds of all stages."""
+        return sum(self.spent.values()) / 1e9
+
+    def begin(self) -> None:
+        """Forget the round before."""
+        self.spent.clear()
+        self._since = time.thread_time_ns()
+
+    def book(self) -> None:
+        """Give what has passed to the innermost stage."""
         now = time.thread_time_ns()
-        if name is not None:
-            self.spent[name] += now - self._since
+        self.spent[self._open[-1]] += now - self._since
         self._since = now
 
-    def timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """A function whose time is booked under a name."""
+    def enter(self, stage: str) -> None:
+        """A stage begins."""
+        self.book()
+        self._open.append(stage)
+
+    def leave(self) -> None:
+        """The innermost stage ends."""
+        self.book()
+        self._open.pop()
+
+    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A kernel."""
 
         def call(*arguments: Any, **options: Any) -> Any:
-            with self.stage(name):
+            self.enter(KERNELS)
+            try:
                 return function(*arguments, **options)
+            finally:
+                self.leave()
 
         return call
+
+
+class _Watched(NamedTuple):
+    watch: Watch
+    stage: str
+
+    def __enter__(self) -> None:
+        self.watch.enter(self.stage)
+
+    def __exit__(self, *error: object) -> None:
+        self.watch.leave()
 
 
 class Kernels:
@@ -92,41 +120,23 @@ class Kernels:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._inner, name)
         if callable(value) and not isinstance(value, type):
-            value = self._watch.timed(value, KERNELS)
+            value = self._watch.timed(value)
         setattr(self, name, value)
         return value
 
 
 @contextmanager
-def watched(watch: Watch, models: list[NativeModel]) -> Iterator[None]:
+def watched(watch: Watch, llm: LLM, models: list[NativeModel]) -> Iterator[None]:
     """Time every stage of the rounds inside."""
-    stages = [
-        (Scheduler, "schedule", "schedule"),
-        (GuardedDrafter, "propose", "draft"),
-        (NativeModel, "forward", "forward"),
-        (PagedCache, "commit", "commit"),
-        (GuardedDrafter, "observe", "observe"),
-        (torch.Tensor, "max", KERNELS),
-    ]
-    patches = [patch.object(owner, name, _method(watch, getattr(owner, name), stage)) for owner, name, stage in stages]
-    patches += [patch.object(TreeBatch, "pack", staticmethod(watch.timed(TreeBatch.pack, "pack")))]
-    patches += [patch.object(outrider.sampling.best, "cpu", Kernels(outrider.sampling.best.cpu, watch))]
-    patches += [patch.object(model, "_decoder", Kernels(model._decoder, watch)) for model in models]
-    for one in patches:
-        one.start()
-    try:
+    greatest = torch.Tensor.max
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(llm.engine, "clock", watch))
+        stack.enter_context(patch.object(torch.Tensor, "max", lambda *given, **named: rows_max(*given, **named)))
+        rows_max = watch.timed(greatest)
+        stack.enter_context(patch.object(outrider.sampling.best, "cpu", Kernels(outrider.sampling.best.cpu, watch)))
+        for model in models:
+            stack.enter_context(patch.object(model, "_decoder", Kernels(model._decoder, watch)))
         yield
-    finally:
-        for one in patches:
-            one.stop()
-
-
-def _method(watch: Watch, function: Callable[..., Any], stage: str) -> Callable[..., Any]:
-    def call(self: Any, *arguments: Any, **options: Any) -> Any:
-        with watch.stage(stage):
-            return function(self, *arguments, **options)
-
-    return call
 
 
 def start(llm: LLM, sequences: int, context: int, rounds: int) -> None:
@@ -137,7 +147,7 @@ def start(llm: LLM, sequences: int, context: int, rounds: int) -> None:
         phrase = [dice.choice(_TOKENS) for _ in range(_PHRASE)]
         prompt = (phrase * (context // _PHRASE + 1))[:context]
         engine.submit(prompt, SamplingParams(max_tokens=16 * rounds, ignore_eos=True))
-    while engine._scheduler.waiting or any(request.pending > 1 for request in engine._scheduler.running):
+    while engine.scheduler.waiting or any(request.pending > 1 for request in engine.scheduler.running):
         engine.step()
 
 
@@ -148,14 +158,14 @@ def microseconds(
     start(llm, sequences, context, rounds)
     engine, watch = llm.engine, Watch()
     found: dict[str, list[float]] = {name: [] for name in (*STAGES, KERNELS)}
-    with watched(watch, models):
+    with watched(watch, llm, models):
         for _ in range(rounds):
-            watch.spent.clear()
-            with watch.stage("rest"):
-                engine.step()
+            watch.begin()
+            engine.step()
+            watch.book()
             for name, values in found.items():
                 values.append(watch.spent[name] / 1e3 / sequences)
-    for request in [*engine._scheduler.running]:
+    for request in [*engine.scheduler.running]:
         engine.cancel(request)
     engine.end_cancelled()
     return found

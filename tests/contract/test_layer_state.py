@@ -20,7 +20,7 @@ from outrider import LLM, CacheConfig, SamplingParams, SchedulerConfig
 from outrider.drafters.base import make_config
 from outrider.kv.pool import PagedCache
 from outrider.kv.state import Kept, Slots
-from outrider.models.base import TargetOutput
+from outrider.models.base import Rollback, TargetOutput
 from outrider.tree import TreeBatch
 
 VOCABULARY, STATES = 7, 31
@@ -85,6 +85,7 @@ class Hoarder(RunningStates):
 class RecurrentModel(TableModel):
     """A table of the last two tokens, in pages, plus a table of the running number."""
 
+    rollback = Rollback.CHAIN
     state_type: type[RunningStates] = RunningStates
 
     def __init__(self, table: torch.Tensor, seed: int = 0) -> None:

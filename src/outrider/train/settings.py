@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from outrider.drafters.base import check_options, option
 from outrider.errors import ConfigError
+from outrider.options import check_options, option
 
 AUTO: Final = "auto"
 PRECISIONS: Final = ("fp32", "bf16")

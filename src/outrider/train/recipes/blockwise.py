@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from outrider.drafters.base import check_options, option
 from outrider.heads.blockwise import Blockwise, BlockwiseConfig
+from outrider.options import check_options, option
 from outrider.train.features.batches import Batch
 from outrider.train.objectives.base import Objective, make_objective
 from outrider.train.recipes._depth_weights import geometric

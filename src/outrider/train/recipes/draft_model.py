@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from outrider.drafters.base import check_options, option
+from outrider.options import check_options, option
 from outrider.train.features.batches import Batch
 from outrider.train.features.teacher import Teacher
 from outrider.train.objectives.base import Objective, make_objective

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from outrider.drafters.base import check_options, option
 from outrider.errors import ConfigError
 from outrider.heads.dspark import CORRECTIONS, DSparkConfig, DSparkHead
+from outrider.options import check_options, option
 from outrider.train.features.batches import Batch, shifted
 from outrider.train.features.vocabulary import places
 from outrider.train.objectives.base import Objective, make_objective

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn.functional import smooth_l1_loss
 
-from outrider.drafters.base import check_options, option
 from outrider.heads.eagle import EagleConfig, EagleHead
+from outrider.options import check_options, option
 from outrider.train.features.batches import Batch
 from outrider.train.objectives.base import Objective, make_objective
 from outrider.train.recipes._depth_weights import geometric

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from outrider.drafters.base import check_options, option
 from outrider.heads.eagle3 import Eagle3Config, Eagle3Head
+from outrider.options import check_options, option
 from outrider.train.features.batches import Batch
 from outrider.train.features.vocabulary import places
 from outrider.train.objectives.base import Objective, make_objective

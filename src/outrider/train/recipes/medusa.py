@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from outrider.drafters.base import check_options, option
 from outrider.heads.medusa import Medusa, MedusaConfig
+from outrider.options import check_options, option
 from outrider.train.features.batches import Batch
 from outrider.train.objectives.base import Objective, make_objective
 from outrider.train.recipes._depth_weights import geometric
