@@ -67,6 +67,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request."""
         self.waiting.append(request)
+        if request.salt is not None:
+            self._cache.salts[request.id] = request.salt
 
     def schedule(self) -> list[Turn]:
         """Decide who takes part in the next pass: decoding requests first, then prompts, then waiting requests.
@@ -122,7 +124,7 @@ class Scheduler:
     def _let_in(self, request: Request) -> bool:
         """Start a request with the rows others have computed; False while there is no room for the rest of them."""
         free = self._cache.free_rows
-        known = self._cache.known_rows(request.inputs, request.reusable)
+        known = self._cache.known_rows(request.inputs, request.reusable, request.salt)
         known = self._drafter.adopt(request.id, request.inputs, known)
         found = self._cache.reuse(request.id, request.inputs, known)
         if self._cache.shortage(request.id, request.wanted):
@@ -153,10 +155,10 @@ class Scheduler:
         found = [
             (leader, common_rows(leader.inputs, request.inputs, most, page_size))
             for leader in self.running
-            if leader.pending > 1
+            if leader.pending > 1 and leader.salt == request.salt
         ]
         best = max(found, key=lambda pair: pair[1], default=None)
-        return best if best and best[1] > self._cache.known_rows(request.inputs, most) else None
+        return best if best and best[1] > self._cache.known_rows(request.inputs, most, request.salt) else None
 
     def _spare_rows(self) -> int:
         """Rows of a pass that drafts may take: never one that lets another request go on.
@@ -244,6 +246,7 @@ class Scheduler:
     def _end(self, request: Request, reason: FinishReason, error: str | None) -> None:
         (self.running if request.status is Status.RUNNING else self.waiting).remove(request)
         request.status, request.finish_reason, request.error = Status.FINISHED, reason, error
+        self._cache.salts.pop(request.id, None)
 
 
 def _sentence(error: Exception | None) -> str:
