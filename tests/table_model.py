@@ -26,10 +26,11 @@ class TableModel(HiddenLogits):
         start: position of a block's first token.
     """
 
+    backend = "table"
     row_invariant = True
     device = torch.device("cpu")
     row_bytes = 0
-
+    source = None
     context_length = 4096
 
     def __init__(self, table: torch.Tensor, block: int = 0, start: int = 0) -> None:

@@ -308,8 +308,11 @@ class LLM:
             return {"closed": True}
         target, rule = self.engine.target, self.verifier
         facts = {"speculation": self.drafter_config.method, "verifier": rule_label(rule.name, lossless=rule.lossless)}
-        facts["backend"] = getattr(target, "backend", type(target).__name__)
-        return facts | {"device": str(target.device), "context_length": target.context_length}
+        return facts | {
+            "backend": target.backend,
+            "device": str(target.device),
+            "context_length": target.context_length,
+        }
 
     def clear_prefix_cache(self) -> None:
         """Forget what earlier requests left for later ones whose text begins alike; nothing but speed changes."""

@@ -72,13 +72,13 @@ def breaking(function: Callable[..., Any], at: int, raised: list[int], *, late: 
 
 
 STAGES: dict[str, Callable[[LLM], tuple[Any, str]]] = {
-    "schedule": lambda llm: (llm.engine._scheduler, "schedule"),
-    "propose": lambda llm: (llm.engine._drafter, "propose"),
+    "schedule": lambda llm: (llm.engine.scheduler, "schedule"),
+    "propose": lambda llm: (llm.engine.drafting, "propose"),
     "pack": lambda llm: (TreeBatch, "pack"),
     "forward": lambda llm: (llm.engine.target, "forward"),
     "accept": lambda llm: (llm.engine.verifier, "accept"),
-    "cache": lambda llm: (llm.engine._cache, "commit"),
-    "observe": lambda llm: (llm.engine._drafter, "observe"),
+    "cache": lambda llm: (llm.engine.cache, "commit"),
+    "observe": lambda llm: (llm.engine.drafting, "observe"),
 }
 
 

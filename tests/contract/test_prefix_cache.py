@@ -194,8 +194,8 @@ def test_a_tiny_pool_evicts_what_is_kept_before_it_preempts(case: str, backend: 
 
 def noted_pauses(llm: LLM) -> list[str]:
     paused: list[str] = []
-    pause = llm.engine._drafter.pause
-    llm.engine._drafter.pause = lambda key: (paused.append(key), pause(key))[1]  # type: ignore[method-assign]
+    pause = llm.engine.drafting.pause
+    llm.engine.drafting.pause = lambda key: (paused.append(key), pause(key))[1]  # type: ignore[method-assign]
     return paused
 
 
@@ -222,8 +222,8 @@ def test_a_preempted_request_takes_over_its_own_rows(case: str, rows_computed: C
     request = warm.engine.submit(LONG, GREEDY)
     for _ in range(4):
         warm.engine.step()
-    warm.engine._scheduler.preempt(request)
-    warm.engine._drafter.pause(request.id)
+    warm.engine.scheduler.preempt(request)
+    warm.engine.drafting.pause(request.id)
     counts = rows_computed(warm)
     warm.engine.step()
     assert counts[0] <= PAGE + 2
@@ -325,7 +325,7 @@ def test_prompt_logprobs_survive_preemption_half_way(rounds: int, rows_computed:
     counts = rows_computed(warm)
     for _ in range(rounds):
         warm.engine.step()
-    warm.engine._scheduler.preempt(request)
+    warm.engine.scheduler.preempt(request)
     run_out(warm)
     assert values(request.prompt_logprobs) == values(truth.prompt_logprobs)
     assert tuple(request.output_ids) == truth.token_ids
@@ -424,7 +424,7 @@ def test_clearing_makes_the_next_request_cold_and_disturbs_no_running_one(
 
 def test_draft_pages_are_taken_over_too(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = make(by_id("draft_model", "good"), backend="hf", cache=WARM)
-    draft = llm.engine._drafter._drafter._model  # type: ignore[attr-defined]
+    draft = llm.engine.drafting.drafters[0]._drafter._model  # type: ignore[attr-defined]
     rows = counted_rows(draft, monkeypatch)
     first = llm.generate(LONG, GREEDY)[0]
     cold, before = sum(rows), len(rows)

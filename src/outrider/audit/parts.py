@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.config import SchedulerConfig
-from outrider.drafters.base import Drafter, DrafterConfig, Workbench
+from outrider.control.fair_share import FairShare
+from outrider.drafters.base import DrafterConfig, Workbench
 from outrider.engine.engine import Engine
+from outrider.engine.picker import DrawingPicker
 from outrider.engine.request import Request
 from outrider.errors import NumericsError
 from outrider.kv.pool import KVPool
@@ -29,10 +31,6 @@ ABREAST = 32
 """Most texts that are completed at a time; the others wait, and join as those end."""
 
 
-def _unchanged(drafter: Drafter) -> Drafter:
-    return drafter
-
-
 @dataclass(frozen=True, eq=False)
 class Parts:
     """Everything an engine is built from."""
@@ -45,8 +43,7 @@ class Parts:
     dtype: torch.dtype = torch.float32
     pool: type[KVPool] = KVPool
     engine: Callable[..., Engine] = Engine
-    wrap: Callable[[Drafter], Drafter] = _unchanged
-    """Put around the drafter."""
+    picker: type[DrawingPicker] = DrawingPicker
     prefix_cache: bool = False
     """Whether requests take over each other's rows; every check but the one of just that computes its own."""
 
@@ -83,16 +80,18 @@ class Parts:
             vocabulary=self.vocabulary,
             load=self.load,
         )
-        return self.engine(
+        engine = self.engine(
             target=self.target,
             tokenizer=tokenizer,
             pool=pool,
-            drafter=self.wrap(self.config.build(bench)),
+            drafters=(self.config.build(bench),),
             verifier=self.verifier,
             config=SchedulerConfig(max_running=sequences),
-            most_nodes=self.config.most_nodes,
+            controller=FairShare(self.config.most_nodes),
             vocabulary=self.vocabulary,
         )
+        engine.drafting.picker_type = self.picker
+        return engine
 
     def complete(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Request]:
         """Complete prompts, many side by side.

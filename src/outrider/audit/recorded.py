@@ -95,6 +95,7 @@ class RecordedModel(HiddenLogits):
     commit left stale or moved wrongly leads to a wrong distribution here just as it does in a real model.
     """
 
+    backend = "recorded"
     row_invariant = True
     row_bytes = 0
     source: pathlib.Path | None = None

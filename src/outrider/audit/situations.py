@@ -238,10 +238,10 @@ class Situations:
     def _answers(self) -> Answers:
         unended = [one.unended(self._end_ids) for one in self._asked]
         texts = self._plainly(unended, None).requests
-        return {
-            (one.prompt, request.seed, one.choice): request.output_ids
-            for one, request in zip(unended, texts, strict=True)
-        }
+        answers: dict[tuple[int, ...], list[Sequence[int]]] = {}
+        for one, request in zip(unended, texts, strict=True):
+            answers.setdefault(one.prompt, []).append(request.output_ids)
+        return answers
 
     @cached_property
     def _plain(self) -> Life:

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from outrider.cli.help import SPECULATION
 from outrider.drafters.base import DrafterConfig, config_class, methods
 from outrider.errors import ConfigError
+from outrider.options import Role
 
 T = TypeVar("T")
 
@@ -45,11 +46,17 @@ class Option(NamedTuple):
     default: Any
     low: float | None
     high: float | None
+    role: Role | None
 
     @property
     def shown(self) -> str:
         """The flag as it is shown."""
         return spellings(self.flag)[0]
+
+    @property
+    def names_drafter(self) -> bool:
+        """Whether it names what drafts: a draft model or a trained head."""
+        return self.role is not None and self.role.names_drafter
 
     @property
     def several(self) -> bool:
@@ -101,6 +108,7 @@ def options_of(config: type[DrafterConfig]) -> list[Option]:
             default=item.default,
             low=item.metadata["low"],
             high=item.metadata["high"],
+            role=item.metadata["role"],
         )
         for item in dataclasses.fields(config)  # type: ignore[arg-type]
         if "flag" in item.metadata

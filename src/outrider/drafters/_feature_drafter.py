@@ -14,7 +14,7 @@ nodes are computed again, in the pass that starts the next tree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, overload
 
 import torch
@@ -109,12 +109,13 @@ class FeatureDrafter:
         shape: which nodes have how many children.
         depth: most levels.
         most_nodes: most nodes of a tree, anchor included.
+        needs: of the method; the layers are the head's.
     """
 
     def __init__(
-        self, model: FeatureModel, cache: PagedCache, shape: TreeShape, *, depth: int, most_nodes: int, branching: bool
+        self, model: FeatureModel, cache: PagedCache, shape: TreeShape, *, depth: int, most_nodes: int, needs: Needs
     ) -> None:
-        self.needs = Needs(branching=branching, hidden_layers=model.hidden_layers)
+        self.needs = replace(needs, hidden_layers=model.hidden_layers)
         self._model, self._cache, self._shape = model, cache, shape
         self._depth, self._most_nodes = depth, most_nodes
         self._states: dict[str, _State] = {}
@@ -201,7 +202,7 @@ class FeatureDrafter:
             sequence.key, context + 1 + self._most_rows(depth)
         ):
             return None
-        growth = Growth(index, sequence, self._shape, context=context, nodes=nodes, depth=depth)
+        growth = Growth(index, sequence, self._shape, self.needs.price, context=context, nodes=nodes, depth=depth)
         growth.pending = tuple(sequence.tokens[1 + state.computed : 1 + context])
         return growth
 
@@ -292,5 +293,5 @@ def feature_drafter(bench: Workbench, options: TreeOptions, shape: TreeShape) ->
         shape,
         depth=options.num_steps,
         most_nodes=options.most_nodes,
-        branching=options.needs.branching,
+        needs=options.needs,
     )

@@ -29,4 +29,4 @@ class Blockwise(ChainOptions):
         head.share(bench.target)
         head.give_projection()
         chain = StaticTree(tuple((0,) * depth for depth in range(1, self.most_nodes)))
-        return ParallelDrafter(ParallelRunner(head, bench.target), chain, most_nodes=self.most_nodes, branching=False)
+        return ParallelDrafter(ParallelRunner(head, bench.target), chain, most_nodes=self.most_nodes, needs=self.needs)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from outrider.config import CacheConfig, SchedulerConfig, Speculation, read_config
-from outrider.drafters.base import DrafterConfig, Workbench
+from outrider.control.fair_share import FairShare
+from outrider.drafters.base import DrafterConfig, Workbench, check_rollback
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import HeadCheckpoint, kind_of
@@ -60,10 +61,11 @@ def assemble(
         scheduler: how much work goes into one pass.
 
     Raises:
-        ConfigError: an option is unknown or out of bounds, or the rule is not exact for the method's drafts.
+        ConfigError: an option is unknown or out of bounds, or the rule or the target cannot take the method's drafts.
         ModelError: a draft model or head cannot be served.
     """
     config = plan.drafter_config()
+    check_rollback(config, target, "the target")
     verifier = _rule(plan.verifier, config)
     limits, pool = read_config(scheduler, SchedulerConfig()), _pool(target, read_config(cache, CacheConfig()))
     needs = {"the target": target.row_bytes}
@@ -89,10 +91,10 @@ def assemble(
         target=target,
         tokenizer=tokenizer,
         pool=pool,
-        drafter=config.build(bench),
+        drafters=(config.build(bench),),
         verifier=verifier,
         config=limits,
-        most_nodes=config.most_nodes,
+        controller=FairShare(config.most_nodes),
         vocabulary=vocabulary,
     )
     check_fits(pool, needs, target.device)

@@ -9,8 +9,8 @@ from typing import ClassVar, Final
 
 import torch
 
-from outrider.drafters.base import check_options, option
 from outrider.errors import ConfigError
+from outrider.options import check_options, option
 
 AUTO: Final = "auto"
 PRECISIONS: Final = ("fp32", "bf16")

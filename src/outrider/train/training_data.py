@@ -11,10 +11,10 @@ from typing import ClassVar, Final
 
 from rich.console import Console
 
-from outrider.drafters.base import check_options, option
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.models.base import TargetModel
+from outrider.options import check_options, option
 from outrider.train.data.example import Example
 from outrider.train.data.prompt_store import PROMPTS, SyntheticPrompts, read_cached, synthesise_prompts
 from outrider.train.data.prompts import Prompt

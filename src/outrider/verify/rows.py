@@ -118,7 +118,7 @@ class TargetRows:
         best: Callable[[int], int] | None = None,
         law: Callable[[int], Law] | None = None,
     ) -> None:
-        self.logits, self._tree, self._sampler, self._round = logits, tree, sampler, round_number
+        self.logits, self._tree, self.sampler, self._round = logits, tree, sampler, round_number
         self._ended = ended
         self.failures: dict[int, Exception] = {}
         """Why a node's row cannot be read; rows behind an end are not among them."""
@@ -129,7 +129,7 @@ class TargetRows:
 
     def dice(self, purpose: Purpose) -> Dice:
         """Dice for one purpose in this round."""
-        return KeyedDice(self._sampler.seed, self._round, self._sampler.choice, purpose)
+        return KeyedDice(self.sampler.seed, self._round, self.sampler.choice, purpose)
 
     def _guarded(self, read: Callable[[int], _Answer], nothing: Callable[[], _Answer]) -> Callable[[int], _Answer]:
         def answer(node: int) -> _Answer:
@@ -143,10 +143,10 @@ class TargetRows:
         return answer
 
     def _choose(self, node: int) -> int:
-        return self._sampler.choose(self.logits[node : node + 1], [self._tree.paths[node]])[0]
+        return self.sampler.choose(self.logits[node : node + 1], [self._tree.paths[node]])[0]
 
     def _law(self, node: int) -> Law:
-        law: Law = self._sampler.probabilities(self.logits[node : node + 1], [self._tree.paths[node]])[0]
+        law: Law = self.sampler.probabilities(self.logits[node : node + 1], [self._tree.paths[node]])[0]
         return law
 
 

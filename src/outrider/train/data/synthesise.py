@@ -13,9 +13,9 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from outrider.drafters.base import check_options, option
 from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError, ModelError, RequestError
+from outrider.options import check_options, option
 from outrider.sampling.params import SamplingParams
 from outrider.train.data.decontaminate import HeldOut, evaluation_prompts, words
 from outrider.train.data.in_parallel import Job, complete

@@ -43,8 +43,8 @@ class DraftModelProduct:
     def arms(self, method: str, output: Path) -> dict[str, Speculation]:
         """See :class:`outrider.train.products.Product`."""
         return {
-            f"{method}, {UNTRAINED}": Speculation(method, options={"model": str(output / UNTRAINED)}),
-            method: Speculation(method, options={"model": str(output)}),
+            f"{method}, {UNTRAINED}": Speculation(method).drafting_with(output / UNTRAINED, "the draft model"),
+            method: Speculation(method).drafting_with(output, "the draft model"),
         }
 
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 
-from outrider.drafters.base import check_options
 from outrider.errors import ConfigError
+from outrider.options import check_options
 from outrider.train.features.batches import Batch, shifted
 from outrider.train.objectives.base import Objective, make_objective
 from outrider.train.products import HeadProduct, Product

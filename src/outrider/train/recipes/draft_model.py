@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from outrider.drafters.base import option
+from outrider.options import option
 from outrider.train.features.batches import Batch
 from outrider.train.features.teacher import Teacher
 from outrider.train.products import Product

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from outrider.drafters.base import option
 from outrider.errors import ConfigError
 from outrider.heads.dspark import CORRECTIONS, DSparkConfig, DSparkHead
+from outrider.options import option
 from outrider.train.features.batches import Batch, shifted
 from outrider.train.features.vocabulary import places
 from outrider.train.recipes._blocks import choose_starts, corrected, draft_blocks

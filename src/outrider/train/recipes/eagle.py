@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn.functional import smooth_l1_loss
 
-from outrider.drafters.base import option
 from outrider.heads.eagle import EagleConfig, EagleHead
+from outrider.options import option
 from outrider.train.features.batches import Batch
 from outrider.train.recipes._new_head import block_shape, new_head
 from outrider.train.recipes._unroll import unroll, unrolled_acceptance

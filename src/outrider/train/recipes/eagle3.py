@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from outrider.drafters.base import option
 from outrider.heads.eagle3 import Eagle3Config, Eagle3Head
+from outrider.options import option
 from outrider.train.features.batches import Batch
 from outrider.train.features.vocabulary import places
 from outrider.train.recipes._new_head import block_shape, draft_ids, new_head

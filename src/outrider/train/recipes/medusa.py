@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from outrider.drafters.base import option
 from outrider.heads.medusa import MedusaConfig, MedusaHead
+from outrider.options import option
 from outrider.train.features.batches import Batch
 from outrider.train.recipes._new_head import draft_ids
 from outrider.train.recipes._parallel import parallel_acceptance, parallel_chances, parallel_loss

@@ -15,8 +15,8 @@ from typing import ClassVar
 import torch
 
 from outrider.config import Speculation
-from outrider.drafters.base import option
 from outrider.drafters.specinfer import members_in
+from outrider.options import option
 from outrider.sampling.noise import MOST_SOURCES
 from outrider.train.features.batches import Batch
 from outrider.train.features.teacher import Teacher
@@ -40,8 +40,8 @@ class MembersProduct(DraftModelProduct):
         members = members_in(output)
         alone = {f"member {Path(member).name}": member for member in members}
         paths = {f"{single}, {UNTRAINED}": str(output / UNTRAINED)} | alone
-        arms = {name: Speculation(single, options={"model": path}) for name, path in paths.items()}
-        return arms | {method: Speculation(method, options={"models": members})}
+        arms = {name: Speculation(single).drafting_with(path, "the draft model") for name, path in paths.items()}
+        return arms | {method: Speculation(method).drafting_with(members, "the draft models")}
 
 
 @register
