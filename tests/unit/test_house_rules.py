@@ -45,6 +45,7 @@ engine.request
 completion notebook
 engine
 messages inputs
+reading
 llm
 audit
 bench
