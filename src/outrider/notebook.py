@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Final
 
@@ -51,7 +51,7 @@ def _counts(choices: Sequence[Choice], stats: SpeculationStats) -> list[str]:
         return parts
     accepted = sum(sum(choice.from_draft) for choice in choices)
     return [
-        f"{stats.mean_accepted_length:.2f} tokens a round",
+        f"{stats.mean_accepted_length:.2f} tokens/round",
         *parts,
         f"{counted(accepted, 'accepted draft')}, marked",
     ]
@@ -62,14 +62,14 @@ def _page(choices: Sequence[Choice], footer: str) -> str:
     return f'<div>{texts}<div style="opacity: 0.7"><small>{escape(footer)}</small></div></div>'
 
 
-def table_html(title: str, rows: Iterable[tuple[str, str]]) -> str:
+def table_html(title: str, rows: Mapping[str, object]) -> str:
     """Names and values below a title.
 
     Args:
         title: plain text.
-        rows: plain text too.
+        rows: values by name.
     """
-    cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
+    cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(str(value))}</td></tr>" for name, value in rows.items())
     return f"<table><caption>{escape(title)}</caption>{cells}</table>"
 
 
