@@ -31,7 +31,7 @@ kv
 models.pass_plan models.base
 models.files
 models.identity
-models.shipped
+models.shipped_heads
 models.hf.verified
 models.hf.transformers_api
 models.loading
