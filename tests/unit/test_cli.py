@@ -76,7 +76,7 @@ def test_help_is_short(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
 def test_every_sampling_parameter_has_a_flag() -> None:
     flags = {item.name for item in dataclasses.fields(CompletionFlags)}
     wanted = {item.name for item in dataclasses.fields(SamplingParams)}
-    assert wanted - flags == {"processors", "speculate", "skip_special_tokens"}
+    assert wanted - flags == {"processors", "speculate", "skip_special_tokens", "cache_salt"}
     assert flags - wanted == {"show_special_tokens"}
     assert CompletionFlags().params() == SamplingParams()
 

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from outrider.errors import ConfigError, ModelError, cause
+from outrider.files import replacing
 from outrider.heads.packed import from_stored, to_stored
 
 VERSION: Final = 1
@@ -193,11 +194,10 @@ def write_files(
     Raises:
         ConfigError: the folder cannot be written.
     """
-    partial = folder / f"{TENSORS}.partial"
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, partial, metadata=marks)
-        partial.replace(folder / TENSORS)
+        with replacing(folder / TENSORS, synced=False) as partial:
+            save_file(tensors, partial, metadata=marks)
         (folder / CONFIG).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 

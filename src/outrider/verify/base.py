@@ -75,8 +75,11 @@ class Verdict:
 
 
 def _counts(tree: TokenTree, path: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    deepest = max(tree.depths)
-    drafted = [0] * deepest
+    """Nodes by depth, and what the path tested and accepted."""
+    if tree.is_chain:
+        drafts = len(tree) - 1
+        return (1,) * drafts, (1,) * min(len(path) + 1, drafts), (1,) * len(path)
+    drafted = [0] * max(tree.depths)
     for depth in tree.depths[1:]:
         drafted[depth - 1] += 1
     tested = [1 for node in (0, *path) if tree.children[node]]
