@@ -123,11 +123,9 @@ class KeyedDice:
         self._thrown: dict[int, int] = {}
 
     def coin(self, node: int, probability: float) -> bool:
-        """See :class:`Dice`."""
         return self._uniform(node) < probability
 
     def draw(self, node: int, weights: Law) -> int:
-        """See :class:`Dice`."""
         cumulative = weights.cumsum()
         if cumulative[-1] == 0.0:
             return ERROR
