@@ -53,6 +53,7 @@ control
 completion notebook
 engine
 messages inputs
+reading
 llm
 audit
 bench
