@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from outrider.control.base import Controller
-from outrider.drafters.base import Drafter, config_class, methods
+from outrider.drafters import config_class, methods
+from outrider.drafters.base import Drafter
 from outrider.models.base import TargetModel
 from outrider.verify import registered
 from outrider.verify.base import Verifier

@@ -16,7 +16,8 @@ from outrider.bench.prompts import encode_prompts, file_name, form, read_prompts
 from outrider.bench.report import MEANINGS, SCHEMA_VERSION, arm_json, sample_json, summarise
 from outrider.bench.runner import Arm, Models, Sample, Workload, grid, run
 from outrider.config import Speculation
-from outrider.drafters.base import AUTOMATIC, DrafterConfig
+from outrider.drafters import AUTOMATIC
+from outrider.drafters.base import DrafterConfig
 from outrider.drafters.none import NoDraft
 from outrider.errors import ConfigError, RequestError
 from outrider.heads.loading import kind_of, read_head

@@ -14,14 +14,8 @@ from outrider.cli import output
 from outrider.cli.method_options import Option, all_options, options_of, spellings, with_method_options
 from outrider.cli.numbers import WHOLE_OR_NONE
 from outrider.config import CacheConfig, Speculation
-from outrider.drafters.base import (
-    AUTOMATIC,
-    AUTOMATICALLY,
-    DrafterConfig,
-    automatic_config,
-    changed,
-    make_config,
-)
+from outrider.drafters import AUTOMATIC, AUTOMATICALLY, automatic_config, changed, make_config
+from outrider.drafters.base import DrafterConfig
 from outrider.errors import ConfigError
 from outrider.kernels.native import set_threads, use_kernels
 from outrider.options import drafters_named
