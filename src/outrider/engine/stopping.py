@@ -60,9 +60,11 @@ class Stopper:
         self, params: SamplingParams, end_ids: frozenset[int], budget: int, stream: TokenStream | None
     ) -> None:
         self._stops, self._min_tokens = params.stop, params.min_tokens
-        self._end_ids, self._budget, self._stream = end_ids, budget, stream
+        self.end_ids, self._budget, self._stream = end_ids, budget, stream
         self._window = max((len(stop) for stop in params.stop), default=1) - 1
         self._tail, self._held, self._count = "", "", 0
+        self.reads_text = bool(params.stop)
+        """Whether the text may end the output, and not tokens and their count alone."""
 
     def take(self, tokens: Sequence[int], *, failed: bool = False) -> tuple[Taken, Stopper]:
         """Accept tokens up to the output's end.
@@ -79,16 +81,10 @@ class Stopper:
         later._stream = self._stream.fork() if self._stream else None
         return later._advance(tokens, failed), later
 
-    @property
-    def ends_alone(self) -> frozenset[int] | None:
-        """The token ids that end the output, where its text does not matter; None where it may complete a stop string.
-
-        Counts are checked where tokens are taken.
-        """
-        return None if self._stops else self._end_ids
-
     def ends_at(self, token: int) -> Stopper | None:
         """The stopper after one more token, or None where the output ends with it."""
+        if not self.reads_text:  # counts are checked where tokens are taken
+            return None if token in self.end_ids else self
         taken, later = self.take((token,))
         return later if taken.finish_reason is None else None
 
@@ -98,14 +94,15 @@ class Stopper:
             if self._count >= self._budget:
                 return self._finish(index, shown, FinishReason.LENGTH)
             self._count += 1
-            if token in self._end_ids:
+            if token in self.end_ids:
                 return self._finish(index + 1, shown, FinishReason.STOP, token)
             delta = self._stream.push(token) if self._stream else ""
-            if self._stops and (stop := self._completed_stop(delta)) is not None:
+            stop = self._completed_stop(delta)
+            if stop is not None:
                 cut, reason = stop
                 self._held = (self._held + delta)[:cut]
                 return self._finish(index + 1, shown, FinishReason.STOP, reason)
-            shown.append(self._release(delta) if self._stops else delta)
+            shown.append(self._release(delta))
         if self._count >= self._budget:
             return self._finish(len(tokens), shown, FinishReason.LENGTH)
         return self._finish(len(tokens), shown, FinishReason.ERROR) if failed else Taken(len(tokens), "".join(shown))
@@ -117,7 +114,7 @@ class Stopper:
 
     def _completed_stop(self, delta: str) -> tuple[int, str] | None:
         """The stop string that completes first within the new text, and where the held text is to be cut."""
-        if not delta:
+        if not self._stops or not delta:
             return None
         text = self._tail + delta
         fresh = len(self._tail)
@@ -136,6 +133,8 @@ class Stopper:
 
     def _release(self, delta: str) -> str:
         """Text that no stop string can still reach back into."""
+        if not self._stops:
+            return delta
         text = self._held + delta
         keep = next((n for n in range(min(self._window, len(text)), 0, -1) if self._may_begin(text[-n:])), 0)
         self._held = text[len(text) - keep :]
@@ -153,16 +152,18 @@ class Endings:
     """
 
     def __init__(self, stopper: Stopper) -> None:
-        self._alone = stopper.ends_alone
-        self._after: dict[tuple[int, ...], Stopper | None] = {(): stopper}
+        self._before = stopper
+        self._after: dict[tuple[int, ...], Stopper | None] | None = None
 
     def reached(self, path: Sequence[int]) -> bool:
         """Whether the output ends with the last token of a path or before it."""
-        if self._alone is not None:
-            return not self._alone.isdisjoint(path)
+        if not self._before.reads_text:
+            return not self._before.end_ids.isdisjoint(path)
         return self._stopper(tuple(path)) is None
 
     def _stopper(self, path: tuple[int, ...]) -> Stopper | None:
+        if self._after is None:
+            self._after = {(): self._before}
         known = len(path)
         while path[:known] not in self._after:
             known -= 1

@@ -69,7 +69,6 @@ class Tokenizer:
         self.eos_ids = frozenset(eos_ids)
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
-        self._token_bytes: dict[int, bytes] = {}
         self._byte_level = _decoder_names(backend) == {"ByteLevel"}
         self._byte_fallback = "ByteFallback" in _decoder_names(backend)
 
@@ -118,12 +117,17 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes a token stands for inside a text; b"" for an id that is not in the vocabulary."""
-        known = self._token_bytes.get(token_id)
-        if known is None:
-            known = self._token_bytes[token_id] = self._spelled(token_id)
-        return known
+        spelled = self._spelled.get(token_id)
+        if spelled is None:
+            spelled = self._spelled[token_id] = self._spell(token_id)
+        return spelled
 
-    def _spelled(self, token_id: int) -> bytes:
+    @cached_property
+    def _spelled(self) -> dict[int, bytes]:
+        """The bytes of the tokens that were asked for: every emitted token is."""
+        return {}
+
+    def _spell(self, token_id: int) -> bytes:
         token = self.backend.id_to_token(token_id)
         if token is None:
             return b""
