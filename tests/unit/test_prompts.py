@@ -12,15 +12,15 @@ from byte_text import byte_tokenizer
 from tiny_folder import TEMPLATE
 
 from outrider.audit.prompts import STRANGE
-from outrider.audit.prompts import read_prompts as audited
+from outrider.audit.prompts import audit_prompts as audited
 from outrider.bench.prompts import form
-from outrider.bench.prompts import read_prompts as benched
+from outrider.bench.prompts import selected_prompts as benched
 from outrider.errors import ConfigError, ModelError
 from outrider.models.files.tokenizer import Tokenizer
 from outrider.prompts import Prompt, built_in, read
 from outrider.prompts.prompt import Messages
 from outrider.train.data.decontaminate import HeldOut, evaluation_prompts
-from outrider.train.data.prompts import read_prompts as trained_on
+from outrider.train.data.prompts import training_prompts as trained_on
 
 ASKED = "What is a lighthouse for?"
 SEPARATED = "One line,\u2028another,\u2029a third,\x85a fourth\x0band\x0cso on"

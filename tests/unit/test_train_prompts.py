@@ -18,7 +18,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.train.data import decontaminate
 from outrider.train.data import synthesise as synthesise_module
 from outrider.train.data.decontaminate import HeldOut, evaluation_prompts, words
-from outrider.train.data.prompts import Prompt, read_prompts, write_prompts
+from outrider.train.data.prompts import TrainingPrompt, training_prompts, write_prompts
 from outrider.train.data.synthesise import Sieve, Synthesis, SynthesisConfig, user_turn
 from outrider.train.data.tasks import tasks
 
@@ -55,7 +55,7 @@ def write(path: Path, *values: object) -> Path:
 def test_an_evaluation_prompt_is_refused_by_file_and_line_wherever_it_stands(tmp_path: Path, line: object) -> None:
     path = write(tmp_path / "mine.jsonl", {"prompt": "What is tea?"}, "", line)
     with pytest.raises(ConfigError, match=r"mine\.jsonl: line 3 holds the words '.*' of an evaluation prompt"):
-        read_prompts([path], SECRET)
+        training_prompts([path], SECRET)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_an_evaluation_prompt_is_refused_by_file_and_line_wherever_it_stands(tmp
     ],
 )
 def test_a_prompt_that_only_shares_some_words_is_taken(tmp_path: Path, text: str) -> None:
-    assert read_prompts([write(tmp_path / "p.jsonl", {"prompt": text})], SECRET) == [Prompt.asked(text)]
+    assert training_prompts([write(tmp_path / "p.jsonl", {"prompt": text})], SECRET) == [TrainingPrompt.asked(text)]
 
 
 WORDS = st.lists(st.integers(0, 10**6).map(lambda n: f"w{n}"), min_size=decontaminate.LEAST, max_size=60, unique=True)
@@ -113,11 +113,11 @@ def test_lines_are_conversations_questions_or_texts_and_each_is_taken_once(tmp_p
         {"prompt": "Who?"},
         {"text": "Once upon"},
     )
-    found = read_prompts([path, path], SECRET)
-    chat = Prompt(messages=tuple((turn["role"], turn["content"]) for turn in turns))
-    assert found == [chat, Prompt.asked("Who?"), Prompt(text="Once upon")]
+    found = training_prompts([path, path], SECRET)
+    chat = TrainingPrompt(messages=tuple((turn["role"], turn["content"]) for turn in turns))
+    assert found == [chat, TrainingPrompt.asked("Who?"), TrainingPrompt(text="Once upon")]
     write_prompts(tmp_path / "again.jsonl", found)
-    assert read_prompts([tmp_path / "again.jsonl"], SECRET) == found
+    assert training_prompts([tmp_path / "again.jsonl"], SECRET) == found
 
 
 @pytest.mark.parametrize(
@@ -135,19 +135,19 @@ def test_lines_are_conversations_questions_or_texts_and_each_is_taken_once(tmp_p
 )
 def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_prompts([write(tmp_path / "p.jsonl", line)], SECRET)
+        training_prompts([write(tmp_path / "p.jsonl", line)], SECRET)
 
 
 def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.jsonl cannot be read"):
-        read_prompts([tmp_path / "none.jsonl"])
+        training_prompts([tmp_path / "none.jsonl"])
     with pytest.raises(ConfigError, match=r"there is no prompt in .*p\.jsonl"):
-        read_prompts([write(tmp_path / "p.jsonl", "")])
+        training_prompts([write(tmp_path / "p.jsonl", "")])
 
 
 def test_about_one_prompt_in_thirty_three_is_for_validation_and_always_the_same() -> None:
-    chosen = [Prompt.asked(f"question {number}").for_validation for number in range(4000)]
-    assert chosen == [Prompt.asked(f"question {number}").for_validation for number in range(4000)]
+    chosen = [TrainingPrompt.asked(f"question {number}").for_validation for number in range(4000)]
+    assert chosen == [TrainingPrompt.asked(f"question {number}").for_validation for number in range(4000)]
     assert 75 <= sum(chosen) <= 170  # 120 expected; outside of this by chance once in 10^4, but the hash is fixed
 
 

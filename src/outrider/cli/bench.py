@@ -15,7 +15,7 @@ from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.bench.runner import Arm
-    from outrider.bench.session import Request
+    from outrider.bench.session import BenchRequest
 
 
 @Parameter(name="*")
@@ -41,15 +41,15 @@ class WorkFlags:
 
     def request(
         self, model: ModelFlags, arms: Sequence[Arm], temperatures: Sequence[float], top_ps: Sequence[float]
-    ) -> Request:
+    ) -> BenchRequest:
         """The same for a session.
 
         Raises:
             ConfigError: a value out of range.
         """
-        from outrider.bench.session import Request  # takes seconds, which --help need not wait for
+        from outrider.bench.session import BenchRequest  # takes seconds, which --help need not wait for
 
-        return Request(
+        return BenchRequest(
             model=model,
             arms=tuple(arms),
             prompts=self.prompts,
@@ -80,7 +80,7 @@ class GridFlags:
     top_p: str = "1"
     """Top-p values, separated by commas; every temperature but 0 is run with each."""
 
-    def request(self, model: ModelFlags, work: WorkFlags, methods: MethodFlags) -> Request:
+    def request(self, model: ModelFlags, work: WorkFlags, methods: MethodFlags) -> BenchRequest:
         """What is to be measured, read and checked.
 
         Raises:
@@ -138,7 +138,7 @@ def _numbers(flag: str, text: str) -> tuple[float, ...]:
         raise ConfigError(f"{flag} takes numbers separated by commas, not {text!r}") from None
 
 
-def _measure(request: Request) -> dict[str, Any]:
+def _measure(request: BenchRequest) -> dict[str, Any]:
     from outrider.bench.session import measure
 
     with output.progress("measuring") as (begin, advance):

@@ -36,10 +36,10 @@ __all__ = [
     "RULES",
     "SPECULATION",
     "CacheFlags",
+    "CheckedSpeculation",
     "MethodFlags",
     "ModelFlags",
     "Option",
-    "Plan",
     "SpeculationFlags",
     "all_options",
     "chosen_config",
@@ -85,7 +85,7 @@ class ModelFlags:
             set_threads(self.threads)
             torch.set_num_threads(self.threads)
 
-    def load(self, plan: Plan, cache: CacheFlags) -> LLM:
+    def load(self, plan: CheckedSpeculation, cache: CacheFlags) -> LLM:
         """Load the model with a way to speculate, and room for keys and values."""
         from outrider.llm import LLM  # takes seconds, which --help and bad flags need not wait for
 
@@ -137,7 +137,7 @@ RULES: Final = ", ".join(rule_label(name, lossless=rule.lossless) for name, rule
 
 
 @dataclass(frozen=True)
-class Plan:
+class CheckedSpeculation:
     """A checked way to speculate."""
 
     config: DrafterConfig
@@ -188,7 +188,7 @@ class MethodFlags:
             names = ", ".join(config.method for config in configs)
             raise ConfigError(f"{spellings(flag)[0]} is an option of none of: {names}")
 
-    def plan(self, algorithm: str, model: str | None = None, *, ignore_foreign: bool = False) -> Plan:
+    def plan(self, algorithm: str, model: str | None = None, *, ignore_foreign: bool = False) -> CheckedSpeculation:
         """The way to speculate that these flags and an algorithm's name describe.
 
         Args:
@@ -215,7 +215,7 @@ class MethodFlags:
         if model is not None and place is not None and not drafters_named(config):
             raise ConfigError(f"{config.method} needs a model or head; name it with {place.shown}")
         check_exact(rule, config.method, config.needs)
-        return Plan(config, rule)
+        return CheckedSpeculation(config, rule)
 
 
 @Parameter(name="*", group=groups.SPECULATION)
@@ -233,7 +233,7 @@ class SpeculationFlags(MethodFlags):
         ),
     ] = AUTOMATIC
 
-    def chosen(self, model: str | None = None) -> Plan:
+    def chosen(self, model: str | None = None) -> CheckedSpeculation:
         """The way to speculate that the flags describe; see :meth:`MethodFlags.plan` for arguments and errors."""
         return self.plan(self.speculative_algorithm, model)
 

@@ -14,7 +14,7 @@ from outrider.models.pass_plan import PassPlan
 from outrider.tree import TreeBatch
 
 
-class Block:
+class DraftBlock:
     """What one pass said of every sequence's block, and the correction that runs through it."""
 
     def __init__(self, head: DSparkHead, slots: Slots, ids: TokenIds) -> None:
@@ -74,7 +74,7 @@ class BlockRunner:
             plan.write(key, value)
 
     @torch.inference_mode()
-    def block(self, batch: TreeBatch, cache: PagedCache) -> Block:
+    def block(self, batch: TreeBatch, cache: PagedCache) -> DraftBlock:
         """Read every sequence's block.
 
         Args:
@@ -84,4 +84,4 @@ class BlockRunner:
         attends = [attend_by(PassPlan(batch, cache))] * self._head.config.blocks
         embeddings = self._embed(batch.tokens)
         slots = self._head(embeddings[None], batch.positions[None], attends, self._target.unembed)
-        return Block(self._head, Slots(slots.hidden[0], slots.logits[0]), self._ids)
+        return DraftBlock(self._head, Slots(slots.hidden[0], slots.logits[0]), self._ids)

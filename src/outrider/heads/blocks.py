@@ -147,7 +147,7 @@ class GatedNetwork(nn.Module):
         return self.down_proj(nn.functional.silu(self.gate_proj(rows)) * self.up_proj(rows))
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """A pre-norm decoder block.
 
     Args:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from outrider.heads.blocks import Attend, Block, BlockShape, Rotary, own_embedding
+from outrider.heads.blocks import Attend, BlockShape, DecoderBlock, Rotary, own_embedding
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class EagleHead(nn.Module):
         self.embed_tokens = own_embedding(config.embedding, config.block)
         self.fc = nn.Linear(2 * width, width, bias=config.joint_bias)
         self.layers = nn.ModuleList(
-            Block(config.block, first_norm=config.first_norm or index > 0) for index in range(config.blocks)
+            DecoderBlock(config.block, first_norm=config.first_norm or index > 0) for index in range(config.blocks)
         )
         self.rotary = Rotary(config.block)
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from outrider.heads.block_runner import Block, BlockRunner
+from outrider.heads.block_runner import BlockRunner, DraftBlock
 from outrider.heads.blocks import Attention, BlockShape, GatedNetwork
 from outrider.heads.dspark import DSparkHead, Slots
 from outrider.heads.eagle import EagleHead
@@ -235,14 +235,14 @@ class NativeBlockRunner(BlockRunner):
         self._stack.write_keys(self._head.fuse([rows.float() for rows in features]), batch, cache)
 
     @torch.inference_mode()
-    def block(self, batch: TreeBatch, cache: PagedCache) -> Block:
+    def block(self, batch: TreeBatch, cache: PagedCache) -> DraftBlock:
         """See :class:`outrider.heads.block_runner.BlockRunner`."""
         drafted = torch.arange(len(batch.tokens)).view(-1, self.slots)[:, -self.drafts :]
         answers, logits = self._stack.forward(self._embed(batch.tokens), None, batch, cache, wanted=drafted.flatten())
         hidden = answers[drafted]
         if not self._stack.vocabulary:
             logits = self._target.unembed(hidden.flatten(0, 1))
-        return Block(self._head, Slots(hidden, logits.unflatten(0, drafted.shape)), self._ids)
+        return DraftBlock(self._head, Slots(hidden, logits.unflatten(0, drafted.shape)), self._ids)
 
 
 def feature_runner(head: Any, target: TargetModel) -> FeatureRunner:

@@ -15,7 +15,7 @@ from torch import nn
 
 from outrider.errors import ConfigError
 from outrider.kernels.native import cpu, missing
-from outrider.models.files.dequantize import TENSOR_KINDS, Job, dequantize
+from outrider.models.files.dequantize import TENSOR_KINDS, DequantizeJob, dequantize
 from outrider.models.native.weights import StoredMatrix, pack_all, stored_matrix
 
 _KINDS: Final = {kind.name: kind for kind in TENSOR_KINDS.values()}
@@ -149,7 +149,7 @@ def from_stored(raw: torch.Tensor, kind: str, inputs: int, outputs: int) -> torc
     """
     _check_stored(raw, kind, inputs, outputs)
     numbers = torch.empty(outputs, inputs)
-    dequantize([Job(raw.contiguous(), _KINDS[kind], numbers)])
+    dequantize([DequantizeJob(raw.contiguous(), _KINDS[kind], numbers)])
     return numbers
 
 

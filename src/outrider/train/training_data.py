@@ -17,7 +17,7 @@ from outrider.models.base import TargetModel
 from outrider.options import check_options, option
 from outrider.train.data.example import Example
 from outrider.train.data.prompt_store import PROMPTS, SyntheticPrompts, read_cached, synthesise_prompts
-from outrider.train.data.prompts import Prompt
+from outrider.train.data.prompts import TrainingPrompt
 from outrider.train.data.regenerate import AnswerConfig, answered, check_answered, read_answers, regenerate
 from outrider.train.data.synthesise import SynthesisConfig
 from outrider.train.features.batches import Batch, Batches, BatchShape, Shards, held_out_batches
@@ -86,7 +86,7 @@ class TextSource:
     """Answer whenever a text is read, and keep nothing but what is judged by and the first answers, whose tokens make
     the draft vocabulary."""
 
-    def read(self) -> list[Prompt]:
+    def read(self) -> list[TrainingPrompt]:
         """Every prompt there is by now.
 
         Raises:
@@ -109,8 +109,11 @@ class TextSource:
         return max(0, self.synthesised - len(known.prompts))
 
     def asked_before(
-        self, prompts: Sequence[Prompt], held_out: int, fits: Callable[[Prompt], bool] = lambda prompt: True
-    ) -> list[Prompt]:
+        self,
+        prompts: Sequence[TrainingPrompt],
+        held_out: int,
+        fits: Callable[[TrainingPrompt], bool] = lambda prompt: True,
+    ) -> list[TrainingPrompt]:
         """Of all prompts, those that are answered before the training.
 
         Args:
@@ -155,7 +158,7 @@ def gather(llm: LLM, source: TextSource, console: Console, rows: HiddenRows, dat
     console.print(f"{report}{beside}")
 
 
-def to_answer(llm: LLM, source: TextSource, data: DataConfig) -> list[Prompt]:
+def to_answer(llm: LLM, source: TextSource, data: DataConfig) -> list[TrainingPrompt]:
     """Of the prompts that are there, those that are to be answered before the training.
 
     Raises:
@@ -166,7 +169,7 @@ def to_answer(llm: LLM, source: TextSource, data: DataConfig) -> list[Prompt]:
     return [prompt for prompt in _asked(llm, source, data, prompts) if prompt.key not in done] if prompts else []
 
 
-def _asked(llm: LLM, source: TextSource, data: DataConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
+def _asked(llm: LLM, source: TextSource, data: DataConfig, prompts: Sequence[TrainingPrompt]) -> list[TrainingPrompt]:
     """Prompts that are answered before the training.
 
     Raises:
@@ -176,7 +179,7 @@ def _asked(llm: LLM, source: TextSource, data: DataConfig, prompts: Sequence[Pro
     assert llm.tokenizer is not None
     tokenizer, most = llm.tokenizer, 1 + min(source.answers.longest_prompt, data.max_length - 1)
 
-    def fits(prompt: Prompt) -> bool:
+    def fits(prompt: TrainingPrompt) -> bool:
         return len(prompt.encode(tokenizer)) < most
 
     path = source.folder / ANSWERS

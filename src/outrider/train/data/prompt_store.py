@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from outrider.errors import ConfigError
 from outrider.files import write_whole
 from outrider.train.bars import bar
-from outrider.train.data.prompts import Prompt, read_prompts, write_prompts
+from outrider.train.data.prompts import TrainingPrompt, training_prompts, write_prompts
 from outrider.train.data.synthesise import Synthesis, SynthesisConfig, in_words
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ _SAVED_EVERY: Final = 10.0
 class SyntheticPrompts:
     """What a folder holds of prompts that its target made."""
 
-    prompts: tuple[Prompt, ...] = ()
+    prompts: tuple[TrainingPrompt, ...] = ()
     """In the order they were made."""
-    others: tuple[Prompt, ...] = ()
+    others: tuple[TrainingPrompt, ...] = ()
     """Prompts behind them in the same file, which somebody else put there."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What made them."""
@@ -86,8 +86,8 @@ def prompt_options(folder: Path) -> dict[str, Any]:
     return {name: found[name] for name in _deciding(SynthesisConfig()) if name in found}
 
 
-def read_cached(paths: Sequence[Path]) -> list[Prompt]:
-    """What :func:`~outrider.train.data.prompts.read_prompts` reads, kept for as long as no file changes.
+def read_cached(paths: Sequence[Path]) -> list[TrainingPrompt]:
+    """What :func:`~outrider.train.data.prompts.training_prompts` reads, kept for as long as no file changes.
 
     Raises:
         ConfigError: a file cannot be read, is empty, or holds prompts that heads are measured on.
@@ -97,8 +97,8 @@ def read_cached(paths: Sequence[Path]) -> list[Prompt]:
 
 
 @lru_cache(maxsize=16)
-def _read(path: Path, changed: int, size: int) -> tuple[Prompt, ...]:
-    return tuple(read_prompts([path]))
+def _read(path: Path, changed: int, size: int) -> tuple[TrainingPrompt, ...]:
+    return tuple(training_prompts([path]))
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -119,7 +119,7 @@ def synthesise_prompts(
     target: str = "",
     console: Console | None = None,
     held_out: HeldOut | None = None,
-) -> list[Prompt]:
+) -> list[TrainingPrompt]:
     """Have the target make prompts until a folder holds so many of them; the file is kept up to date meanwhile.
 
     Args:
@@ -166,7 +166,7 @@ def synthesise_prompts(
     return synthesis.made
 
 
-def _save(folder: Path, synthesis: Synthesis, others: Sequence[Prompt], facts: Mapping[str, Any]) -> None:
+def _save(folder: Path, synthesis: Synthesis, others: Sequence[TrainingPrompt], facts: Mapping[str, Any]) -> None:
     """Write the prompts, then how many of them count, so that prompts of a save that was cut short are made again."""
     keys = {prompt.key for prompt in synthesis.made}
     path = folder / PROMPTS

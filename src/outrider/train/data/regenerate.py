@@ -20,7 +20,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.train.bars import bar
 from outrider.train.data.example import Example
 from outrider.train.data.in_parallel import Job, complete
-from outrider.train.data.prompts import Prompt
+from outrider.train.data.prompts import TrainingPrompt
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +53,7 @@ class AnswerConfig:
         """Refuse values out of bounds."""
         check_options(self)
 
-    def params(self, prompt: Prompt) -> SamplingParams:
+    def params(self, prompt: TrainingPrompt) -> SamplingParams:
         """How one prompt is answered: a function of the prompt and the seed, whenever and beside whatever it is."""
         dice = random.Random(f"{self.seed} {prompt.key}")
         greedy = dice.random() < self.greedy_share
@@ -107,8 +107,8 @@ class AnswerReport:
 
 
 def answers(
-    llm: LLM, prompts: Iterable[Prompt], config: AnswerConfig
-) -> Generator[tuple[Prompt, Example | None, bool], None, None]:
+    llm: LLM, prompts: Iterable[TrainingPrompt], config: AnswerConfig
+) -> Generator[tuple[TrainingPrompt, Example | None, bool], None, None]:
     """Answer prompts.
 
     Args:
@@ -123,9 +123,9 @@ def answers(
     assert llm.tokenizer is not None
     tokenizer = llm.tokenizer
     encoded = ((prompt, Job(prompt.encode(tokenizer), config.params(prompt))) for prompt in prompts)
-    too_long: list[Prompt] = []
+    too_long: list[TrainingPrompt] = []
 
-    def fitting() -> Iterator[tuple[tuple[Prompt, list[int]], Job]]:
+    def fitting() -> Iterator[tuple[tuple[TrainingPrompt, list[int]], Job]]:
         for prompt, job in encoded:
             if len(job.tokens) > config.longest_prompt:
                 too_long.append(prompt)
@@ -170,7 +170,7 @@ class AnswerFile:
         self.keys = {line["key"] for line in lines[1:]}
         """Prompts that are answered."""
 
-    def append(self, prompt: Prompt, example: Example | None, *, ended: bool) -> None:
+    def append(self, prompt: TrainingPrompt, example: Example | None, *, ended: bool) -> None:
         """Write one answer, whole and at once."""
         line: dict[str, Any] = {"key": prompt.key, "validation": prompt.for_validation}
         if example is not None:
@@ -193,14 +193,14 @@ class AnswerFile:
 
 def regenerate(
     llm: LLM,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[TrainingPrompt],
     path: Path,
     config: AnswerConfig | None = None,
     *,
     target: str = "",
     console: Console | None = None,
     on_progress: Callable[[AnswerReport], None] | None = None,
-    on_answer: Callable[[Prompt, Example], None] = lambda prompt, example: None,
+    on_answer: Callable[[TrainingPrompt, Example], None] = lambda prompt, example: None,
 ) -> AnswerReport:
     """Answer the prompts that a file has no answers for yet.
 

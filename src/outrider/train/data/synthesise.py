@@ -19,7 +19,7 @@ from outrider.options import check_options, option
 from outrider.sampling.params import SamplingParams
 from outrider.train.data.decontaminate import HeldOut, evaluation_prompts, words
 from outrider.train.data.in_parallel import Job, complete
-from outrider.train.data.prompts import Prompt
+from outrider.train.data.prompts import TrainingPrompt
 from outrider.train.data.tasks import Kind, tasks
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Synthesis:
         llm: LLM,
         config: SynthesisConfig,
         *,
-        before: Iterable[Prompt] = (),
+        before: Iterable[TrainingPrompt] = (),
         tried: Mapping[str, int] | None = None,
         held_out: HeldOut | None = None,
         tell: Callable[[int], None] = lambda sampled: None,
@@ -163,7 +163,7 @@ class Synthesis:
         """How many texts were dropped, by reason."""
         return self._sieve.dropped
 
-    def up_to(self, count: int) -> Generator[Prompt, None, None]:
+    def up_to(self, count: int) -> Generator[TrainingPrompt, None, None]:
         """Make prompts until there are so many; each is in ``made`` when it is handed out.
 
         Raises:
@@ -175,7 +175,7 @@ class Synthesis:
             while (number := len(self.made)) < count:
                 done, due = (shares(total, self._config) for total in (number, number + 1))
                 cell = next(cell for cell in due if due[cell] > done[cell])
-                self.made.append(Prompt.asked(self._next(cell, done[cell], wanted[cell], sampler)))
+                self.made.append(TrainingPrompt.asked(self._next(cell, done[cell], wanted[cell], sampler)))
                 yield self.made[-1]
 
     def _next(self, cell: Cell, done: int, wanted: int, sampler: _Sampler) -> str:
