@@ -24,7 +24,7 @@ from outrider.train.features.batches import Batch, Batches, BatchShape, Shards, 
 from outrider.train.features.capture import captured_layers
 from outrider.train.features.hidden_rows import HiddenRows
 from outrider.train.features.sources import Online, Streamed
-from outrider.train.features.teacher import Matrices
+from outrider.train.features.teacher import Teacher
 from outrider.train.features.vocabulary import DraftVocabulary, draft_vocabulary
 from outrider.train.recipes.base import Recipe
 
@@ -261,7 +261,7 @@ class TrainingData:
     texts: Texts
     vocabulary: DraftVocabulary | None
     """The reduced draft vocabulary of a new head; None is the whole."""
-    teacher: Matrices
+    teacher: Teacher
     shards: Shards
     shape: BatchShape
     held_out: list[Batch]
@@ -287,7 +287,7 @@ class TrainingData:
         return cls(
             texts,
             texts.vocabulary(config.vocabulary, target, ends),
-            Matrices.of(target),
+            Teacher.of(target),
             _shards(llm, source, texts, rows, console),
             shape,
             held_out,

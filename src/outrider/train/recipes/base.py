@@ -20,8 +20,8 @@ import torch
 from outrider.errors import ConfigError
 from outrider.options import check_options
 from outrider.train.features.batches import Batch, shifted
-from outrider.train.objectives.base import Objective, make_objective
-from outrider.train.products import HeadProduct, Product
+from outrider.train.objectives import Objective, make_objective
+from outrider.train.products import Product
 
 if TYPE_CHECKING:
     from outrider.models.base import TargetModel
@@ -99,7 +99,7 @@ class Recipe(ABC):
 
     method: ClassVar[str]
     """The method whose drafter runs the head: the name of the recipe's file."""
-    product: ClassVar[Product] = HeadProduct()
+    product: ClassVar[Product] = Product()
     """What is written of a trained network."""
     objective: Any
     """Option: an objective's name, or a weighted sum of several."""
