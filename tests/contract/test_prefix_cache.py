@@ -357,6 +357,52 @@ def test_how_much_is_taken_over(prompt: list[int], cached: int, backend: str) ->
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES)
+def test_requests_of_different_salts_share_nothing(case: str, backend: str) -> None:
+    warm = make(by_id(case), backend=backend, cache=WARM)
+    truth = plain(tuple(LONG), "greedy", 12, backend)
+    wish = dataclasses.replace(SETTINGS["greedy"], logprobs=2, max_tokens=12)
+    for turn, salt in enumerate([None, "one", "two", "one", None, "two"]):
+        before = {name: len(cache_._index._nodes) for name, cache_ in warm.engine.pool._caches.items()}
+        done = warm.generate(LONG, wish, cache_salt=salt)[0]
+        assert_same(done, truth, backend)
+        assert done.cached_tokens == (turn > 2) * taken_over(LONG), f"salt {salt!r}, turn {turn}"
+        for name, cache_ in warm.engine.pool._caches.items():
+            grown = len(cache_._index._nodes) - before[name]
+            assert grown == (turn < 3) * len(cache_._index._nodes) // (turn + 1), f"{name} passed pages between salts"
+        warm.engine.pool.check()
+    assert_clean(warm)
+    assert not warm.engine.scheduler._cache.salts, "the salt of a request that has ended is kept"
+
+
+def test_nobody_waits_for_rows_of_another_salt(rows_computed: Callable[[LLM], list[int]]) -> None:
+    warm = make("none", backend="native", cache=WARM)
+    counts = rows_computed(warm)
+    wishes = [dataclasses.replace(GREEDY, cache_salt=salt) for salt in ("one", "two", "one", None)]
+    done = warm.generate([LONG] * 4, wishes)
+    assert [answer.cached_tokens for answer in done] == [0, 0, taken_over(LONG), 0]
+    assert counts[0] == 3 * len(LONG), "the first of each salt begin at once"
+
+
+def test_encoder_inputs_are_part_of_the_salt() -> None:
+    warm = make("none", backend="native", cache=WARM)
+    found = []
+    for read in (None, [1, 2], [1, 2], [12], [1, 3], None):
+        request = warm.engine.submit(LONG, GREEDY)
+        request.encoder_inputs = read
+        warm.engine.scheduler.waiting.clear()
+        warm.engine.scheduler.add(request)
+        run_out(warm)
+        found.append(request.cached_tokens)
+    assert found == [0, 0, taken_over(LONG), 0, 0, taken_over(LONG)]
+    salted = [dataclasses.replace(GREEDY, cache_salt=salt) for salt in (None, "None", "one")]
+    requests = [warm.engine.submit(LONG, params) for params in salted]
+    for request in requests:
+        request.encoder_inputs = [1, 2]
+    assert len({request.salt for request in requests}) == 3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_suite_sees_a_key_that_ignores_a_token(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a key blind to the third token of each page hands on rows of another text."""
     exact = PrefixIndex.page_text

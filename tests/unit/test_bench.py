@@ -393,7 +393,7 @@ class TestBench:
             ("--json nowhere/out.json", "nowhere"),
             ("--algorithms draft_model --limit 2", "--draft-model"),
             ("--select i==6", "context"),
-            ("--algorithms ngram --speculative-num-steps 2", "--num-steps is an option of none of"),
+            ("--algorithms ngram --speculative-num-steps 2", "--num-steps is not an option of any method here"),
         ],
     )
     def test_bad_input(

@@ -103,7 +103,7 @@ def test_the_first_figure_is_the_gain(capsys: pytest.CaptureFixture[str], folder
         gain = r"\d+\.\d\d × plain \(predicted from \d+ one-row rounds of \d+\.\d ms\)"
         assert re.match(rf"({gain}|speedup unknown \(the machine is busy\)) · ", line), line
     assert "× plain" not in run(capsys, *asked, 4)[2]
-    assert "texts side by side" in run(capsys, *asked, 40, "--n", 2)[2]
+    assert "several texts at once" in run(capsys, *asked, 40, "--n", 2)[2]
     assert re.match(r"\d+\.\d tokens/s$", run(capsys, *plain)[2].splitlines()[-1])
 
 
@@ -128,7 +128,7 @@ def test_says_where_it_was_cut(capsys: pytest.CaptureFixture[str], folder: Path)
     several = run(capsys, *asked, "--max-tokens", 3, "--n", 2)[2]
     assert all(f"[{number}] cut at 3 tokens; " in several for number in (1, 2))
     whole = run(capsys, *asked, "--max-tokens", "none", "--context-length", 64)[2]
-    assert re.search(r"cut after \d+ tokens, at the end of the context of 64", whole)
+    assert re.search(r"cut at \d+ tokens: the context of 64 tokens is full", whole)
     letter = completed(capsys, "hello", "-m", folder, "--max-tokens", 3)["text"][0]
     assert "cut" not in run(capsys, *asked, "--max-tokens", 300, "--stop", letter)[2]
 

@@ -12,9 +12,8 @@ import torch
 from tiny import VOCABULARY, tiny_model
 from tiny_heads import SOME
 
-from outrider.heads import block_runner, runner
-from outrider.heads.block_runner import BlockRunner
-from outrider.heads.runner import FeatureRunner
+from outrider.heads import runner
+from outrider.heads.runner import BlockRunner, FeatureRunner
 from outrider.kv.pool import PagedCache
 from outrider.models.hf.model import HFModel
 from outrider.train.features.batches import Batch
@@ -32,8 +31,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 @pytest.fixture(autouse=True)
 def _unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight-bit weights would hide small differences."""
-    for module in (runner, block_runner):
-        monkeypatch.setattr(module, "ready", lambda head, target: head)
+    monkeypatch.setattr(runner, "ready", lambda head, target: head)
 
 
 def text_of(target: HFModel) -> Batch:

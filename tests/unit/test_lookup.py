@@ -17,9 +17,10 @@ from outrider.drafters.lookup_model import LookupModel
 from outrider.drafters.ngram import Ngram, NgramDrafter, NgramIndex, copied
 from outrider.drafters.suffix import Suffix, SuffixDrafter
 from outrider.errors import ConfigError
-from outrider.heads import checkpoint
-from outrider.heads.checkpoint import kind_of, read_head, write_head
+from outrider.heads import loading
+from outrider.heads.checkpoint import write_head
 from outrider.heads.formats.base import export
+from outrider.heads.loading import kind_of, read_head
 
 
 def sequence(tokens: list[int], nodes: int = 32, depth: int = 32, key: str = "r", prompt: int = 0) -> DraftSequence:
@@ -115,7 +116,7 @@ class TestTheModelAfterALookup:
     ) -> None:
         export(tiny_head("eagle", tiny_model(0)), "eagle", tmp_path)
         reads: list[object] = []
-        monkeypatch.setattr(checkpoint, "read_head", lambda path: (reads.append(path), read_head(path))[1])
+        monkeypatch.setattr(loading, "read_head", lambda path: (reads.append(path), read_head(path))[1])
         assert automatic_config([str(tmp_path)]) == LookupModel(model=str(tmp_path))
         assert head_config(str(tmp_path)) is not None
         assert reads == [str(tmp_path)], "its weights were read more than once"

@@ -17,7 +17,7 @@ from gguf_files import TinyFile
 
 from outrider.drafters.base import automatic_config
 from outrider.errors import ModelError
-from outrider.heads.checkpoint import kind_of, read_head
+from outrider.heads.loading import kind_of, read_head
 from outrider.models import shipped
 from outrider.models.identity import identify
 from outrider.models.loading import heads_beside

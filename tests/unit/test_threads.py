@@ -19,8 +19,9 @@ from tiny import tiny_model, tiny_native
 
 from outrider import LLM, CacheConfig, Choice, RequestError, SchedulerConfig
 from outrider.engine.driver import Stream
-from outrider.engine.engine import Engine, Progress
+from outrider.engine.engine import Engine
 from outrider.engine.stopping import FinishReason
+from outrider.engine.turn import Progress
 from outrider.models.files.tokenizer import Tokenizer
 
 TIMEOUT = 120.0

@@ -50,14 +50,13 @@ REFUSALS = {
     "no file": Refusal(["--data", "{place}/none.jsonl"], "none.jsonl cannot be read"),
     "no file beside synthesis": Refusal(["--data", "{place}/none.jsonl", "--synthesise", "200"], "cannot be read"),
     "unknown option": Refusal(["--josn"], "there is no option --josn"),
-    "of another method": Refusal(
-        ["--slots", "3", "--synthesise", "200"], "--slots is not an option of training medusa"
-    ),
+    "of another method": Refusal(["--slots", "3", "--synthesise", "200"], "--slots is not an option of medusa"),
     "prompts' option": Refusal(
-        ["--prompt-seed", "1", "--data", "{prompts}"], "making prompts, which needs --synthesise"
+        ["--prompt-seed", "1", "--data", "{prompts}"], "--prompt-seed has an effect only with --synthesise N"
     ),
     "answers' option": Refusal(
-        ["--answer-seed", "1", "--data-folder", "{place}/done/data"], "answering prompts, which"
+        ["--answer-seed", "1", "--data-folder", "{place}/done/data"],
+        "--answer-seed has an effect only with --data or --synthesise N",
     ),
     "output is a file": Refusal(
         ["--output", "{prompts}/x", "--data", "{prompts}"], "is a file; name another folder with --output"
@@ -70,7 +69,9 @@ REFUSALS = {
         "--output would write over {place}/done, the head to start from",
         ["medusa", "--heads", "2"],
     ),
-    "two vocabularies": Refusal(["--start-from", "{place}/done", "--data", "{prompts}"], "a head brings its own"),
+    "two vocabularies": Refusal(
+        ["--start-from", "{place}/done", "--data", "{prompts}"], "because a head keeps its draft vocabulary"
+    ),
     "another head": Refusal(
         ["--start-from", "{place}/done", "--data", "{prompts}"],
         "with heads 2, and this training's would have 3; give --heads 2",

@@ -201,4 +201,4 @@ def test_a_training_that_is_stopped_says_how_to_go_on(
     monkeypatch.setattr("outrider.train.loop.training.Training._step", stopped)
     options = ["--data", str(place / "prompts.jsonl"), "--output", str(tmp_path), "--answer-max-tokens", "10"]
     assert main(words(place, *options)) == 130
-    assert "stopped; the same command goes on from here" in capsys.readouterr().out
+    assert "stopped; run the same command to continue" in capsys.readouterr().out

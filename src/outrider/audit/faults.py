@@ -18,6 +18,7 @@ from outrider.engine.picker import DRAWS, DrawingPicker
 from outrider.engine.turn import Turn
 from outrider.kv.pool import KVPool, PagedCache
 from outrider.kv.prefix import PrefixIndex, Text
+from outrider.kv.state import Kept
 from outrider.law import Law
 from outrider.models.base import TargetModel, TargetOutput
 from outrider.sampling.noise import Purpose
@@ -38,7 +39,7 @@ class Fault:
 
 
 class _ForgetfulCache(PagedCache):
-    def commit(self, key: str, start: int, kept: Sequence[int]) -> None:
+    def keep(self, kept: Sequence[Kept]) -> None:
         """Copies nothing: the rows of rejected drafts stay where the accepted ones belong."""
 
 

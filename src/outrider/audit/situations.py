@@ -17,9 +17,10 @@ from outrider.audit.decoys import Answers, Decoys
 from outrider.audit.equality import GREEDY, SAMPLED, Comparison, PlainTexts, SamplingCase, plainly
 from outrider.audit.parts import Parts
 from outrider.audit.report import CheckResult, Remedy
-from outrider.engine.engine import Engine, Progress
+from outrider.engine.engine import Engine
 from outrider.engine.request import Request, Status
 from outrider.engine.stopping import FinishReason
+from outrider.engine.turn import Progress
 from outrider.sampling.params import LogitsProcessor, SamplingParams
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from outrider.config import Speculation
 from outrider.drafters.base import AUTOMATIC, DrafterConfig
 from outrider.drafters.none import NoDraft
 from outrider.errors import ConfigError, RequestError
-from outrider.heads.checkpoint import kind_of, read_head
+from outrider.heads.loading import kind_of, read_head
 from outrider.models.backends import load_model, resolve_dtype
 from outrider.models.files.weight_files import weight_files
 from outrider.models.loading import find

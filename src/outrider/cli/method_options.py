@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar, cast, get_origin,
 from cyclopts import Parameter
 
 from outrider.cli.help import SPECULATION
+from outrider.cli.numbers import whole_number
 from outrider.drafters.base import DrafterConfig, config_class, methods
 from outrider.errors import ConfigError
 from outrider.options import Role
@@ -137,6 +138,7 @@ def with_method_options(base: type[T]) -> type[T]:
             name=spellings(flag),
             help=text,
             metavar=metavar,
+            converter=whole_number if kind is int else None,
             negative="",
             show=flag in SHARED,
             group=SPECULATION,

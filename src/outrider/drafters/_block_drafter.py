@@ -20,8 +20,8 @@ from outrider.control.price import RowPrice
 from outrider.drafters._growth import Failures
 from outrider.drafters._trained import ChainOptions, built_head, head_pages
 from outrider.drafters.base import Committed, DraftContext, DraftSequence, Needs, Outcome, Workbench
-from outrider.heads.block_runner import BlockRunner, DraftBlock
 from outrider.heads.native import block_runner
+from outrider.heads.runner import BlockRunner, DraftedBlock
 from outrider.kv.pool import PagedCache
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder, root_only
 
@@ -99,7 +99,7 @@ class BlockDrafter:
         masks = (self._runner.mask_id,) * (self._runner.slots - 1)
         return SequenceRows(sequence.key, len(sequence.tokens) - 1, (sequence.tokens[-1], *masks), None, together=True)
 
-    def _draw(self, context: DraftContext, ready: Sequence[int], block: DraftBlock) -> list[TreeBuilder]:
+    def _draw(self, context: DraftContext, ready: Sequence[int], block: DraftedBlock) -> list[TreeBuilder]:
         """Choose the blocks' tokens one slot after the other, as far as another is worth its row."""
         builders = [context.sequences[index].builder() for index in ready]
         live = list(range(len(ready)))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, overload
+from typing import overload
 
 import torch
 
@@ -23,37 +23,13 @@ from outrider.drafters._growth import Failures, Growth, TreeShape
 from outrider.drafters._trained import TreeOptions, built_head, head_pages
 from outrider.drafters.base import Committed, DraftContext, DraftSequence, Needs, Outcome, Workbench
 from outrider.heads.native import feature_runner
+from outrider.heads.runner import FeatureRunner
 from outrider.kv.pool import PagedCache
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, root_only
 
 _CHUNK = 512
 _JOINED = 32
 """So many rows that the cache lags behind go into the first drafting pass; more of them get passes of their own."""
-
-
-class FeatureModel(Protocol):
-    """A head that is ready to run."""
-
-    hidden_layers: tuple[int, ...]
-    context_length: int
-    device: torch.device
-
-    def fuse(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Join rows of the target's layers, [n, target width] each, into features [n, width]."""
-        ...
-
-    def forward(self, batch: TreeBatch, features: torch.Tensor, cache: PagedCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute every row of a batch.
-
-        Args:
-            batch: rows of every sequence, positions being those of the features.
-            features: [rows, width].
-            cache: the head's pages, already extended.
-
-        Returns:
-            The answers [rows, width], and the logits [wanted rows, ≥ vocabulary] in target token ids.
-        """
-        ...
 
 
 class _Shifted(Sequence[int]):
@@ -113,7 +89,7 @@ class FeatureDrafter:
     """
 
     def __init__(
-        self, model: FeatureModel, cache: PagedCache, shape: TreeShape, *, depth: int, most_nodes: int, needs: Needs
+        self, model: FeatureRunner, cache: PagedCache, shape: TreeShape, *, depth: int, most_nodes: int, needs: Needs
     ) -> None:
         self.needs = replace(needs, hidden_layers=model.hidden_layers)
         self._model, self._cache, self._shape = model, cache, shape

@@ -16,7 +16,7 @@ import torch
 
 from outrider.drafters._growth import Failures, Growth, StaticTree
 from outrider.drafters.base import DraftContext, DraftSequence, Needs, Outcome
-from outrider.heads.parallel_runner import ParallelRunner
+from outrider.heads.runner import ParallelRunner
 from outrider.tree import TokenTree, root_only
 
 

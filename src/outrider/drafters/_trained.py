@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from outrider.control.price import RowPrice
 from outrider.drafters.base import Needs, Workbench, config_class, methods, survival_option
 from outrider.errors import ConfigError
-from outrider.heads.checkpoint import kind_of
+from outrider.heads.loading import kind_of
 from outrider.kv.pool import PagedCache
 from outrider.models.shipped import measured_options
 from outrider.options import Role, check_options, option, roles_of

@@ -233,7 +233,7 @@ class Workbench:
             ModelError: there is none, or it cannot be read.
             ConfigError: it was made for another target.
         """
-        from outrider.heads.checkpoint import read_head
+        from outrider.heads.loading import read_head
 
         found = self.heads.get(path) or read_head(path)
         if 0 < found.target.vocabulary < self.vocabulary:

@@ -14,7 +14,7 @@ from outrider.drafters._growth import StaticTree
 from outrider.drafters._parallel_drafter import ParallelDrafter
 from outrider.drafters._trained import TreeOptions, built_head
 from outrider.drafters.base import Workbench, register
-from outrider.heads.parallel_runner import ParallelRunner
+from outrider.heads.runner import ParallelRunner
 from outrider.options import Role, option
 
 CHANCES: Final = (

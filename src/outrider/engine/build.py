@@ -14,7 +14,8 @@ from outrider.control.fair_share import FairShare
 from outrider.drafters.base import DrafterConfig, Workbench, check_rollback
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
-from outrider.heads.checkpoint import HeadCheckpoint, kind_of
+from outrider.heads.checkpoint import HeadCheckpoint
+from outrider.heads.loading import kind_of
 from outrider.kv.memory import automatic_rows, check_fits
 from outrider.kv.pool import KVPool
 from outrider.models.base import TargetModel

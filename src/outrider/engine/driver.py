@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from functools import partial
 
 from outrider.completion import Choice, Chunk
-from outrider.engine.engine import Engine, Progress
+from outrider.engine.engine import Engine
 from outrider.engine.request import Request
+from outrider.engine.turn import Progress
 from outrider.errors import RequestError
 from outrider.metrics import PhaseSeconds
 from outrider.sampling.params import SamplingParams

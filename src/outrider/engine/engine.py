@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 
@@ -21,7 +20,7 @@ from outrider.engine.logprobs import prompt_logprobs, token_logprobs
 from outrider.engine.request import Request, TokenLogprob
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.stopping import FinishReason
-from outrider.engine.turn import Turn
+from outrider.engine.turn import Progress, Turn
 from outrider.kv.pool import KVPool
 from outrider.metrics import Clock, PhaseSeconds, RoundStats, RowKinds
 from outrider.models.base import TargetModel, TargetOutput, check_layers
@@ -34,19 +33,6 @@ from outrider.verify.rows import Asked, TargetRows, rows_of
 _log = logging.getLogger(__name__)
 TARGET = "target"
 """The target's name in the pool."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What one round did to one request."""
-
-    request: Request
-    tokens: tuple[int, ...] = ()
-    drafted: int = 0
-    """How many of the tokens were accepted drafts; they come first."""
-    text: str = ""
-    finished: bool = False
-    """Whether the request ended with this round; it may have ended since when a later reader asks the request."""
 
 
 class Engine:
@@ -87,8 +73,6 @@ class Engine:
         self.clock, self.seconds = Clock(), PhaseSeconds()
         self._own_threads = target.own_threads
         self._cancelled: list[Request] = []
-        self._progress: list[Progress] = []
-        """What happened and was not handed out yet."""
         self._submitted = 0
 
     def step(self) -> list[Progress]:
@@ -107,7 +91,7 @@ class Engine:
             except BaseException:
                 self._begin_again()
                 raise
-        return self._handed_out()
+        return self.scheduler.hand_out()
 
     def _round(self) -> None:
         clock = self.clock
@@ -175,12 +159,9 @@ class Engine:
         return prompt_logprobs(logits[:, : self.vocabulary], prompt, request.computed, known, top)
 
     def _commit(self, turns: Sequence[Turn]) -> None:
-        """Take every turn into its request, one after the other, each with what is to be handed out of it."""
+        """Take every turn into its request, one after the other."""
         for turn in turns:
             self.scheduler.commit(turn)
-            if turn.verdict is not None and turn.taken is not None:
-                drafted, ended = len(turn.verdict.path), turn.taken.finish_reason is not None
-                self._progress.append(Progress(turn.request, turn.verdict.tokens, drafted, turn.taken.text, ended))
             self.scheduler.settle(turn.request)
 
     def _measured(self, turns: Sequence[Turn]) -> RoundStats:
@@ -245,29 +226,25 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether no request is left, and nothing that happened is still to be handed out."""
-        return self.scheduler.idle and not self._progress
+        return self.scheduler.idle
 
     def _close_ended(self) -> None:
-        for progress in self._progress:
+        for progress in self.scheduler.outbox:
             if progress.finished:
+                self.scheduler.settle(progress.request)
                 self.drafting.close(progress.request.id)
 
     def end_cancelled(self) -> list[Progress]:
         """End what was cancelled now, without a round; the result is as for :meth:`step`."""
         self._end_cancelled()
-        return self._handed_out()
+        return self.scheduler.hand_out()
 
     def _end_cancelled(self) -> None:
         while self._cancelled:
             request = self._cancelled.pop()
             if request.finish_reason is None:
                 self.scheduler.finish(request, FinishReason.CANCELLED)
-                self._progress.append(Progress(request, finished=True))
                 self.drafting.close(request.id)
-
-    def _handed_out(self) -> list[Progress]:
-        progress, self._progress = self._progress, []
-        return progress
 
 
 def _asked(turns: Sequence[Turn], batch: TreeBatch) -> list[Asked]:

@@ -16,7 +16,7 @@ from typing import Protocol
 from outrider.config import SchedulerConfig
 from outrider.engine.request import Request, Status
 from outrider.engine.stopping import FinishReason
-from outrider.engine.turn import Turn
+from outrider.engine.turn import Progress, Turn
 from outrider.errors import OutriderError
 from outrider.kv.pool import PagedCache
 
@@ -49,17 +49,26 @@ class Scheduler:
         """Whether the pass being scheduled took a request's pages; nobody is let in then."""
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.outbox: list[Progress] = []
+        """What happened to requests and was not handed out yet."""
         self.draft_rows = 0
         """Rows of the scheduled pass that drafts may take, all requests together."""
 
     @property
     def idle(self) -> bool:
-        """Whether no request is left."""
-        return not self.waiting and not self.running
+        """Whether no request is left, and nothing that happened is still to be handed out."""
+        return not (self.waiting or self.running or self.outbox)
+
+    def hand_out(self) -> list[Progress]:
+        """What happened since the last call."""
+        outbox, self.outbox = self.outbox, []
+        return outbox
 
     def add(self, request: Request) -> None:
         """Queue a request."""
         self.waiting.append(request)
+        if request.salt is not None:
+            self._cache.salts[request.id] = request.salt
 
     def schedule(self) -> list[Turn]:
         """Decide who takes part in the next pass: decoding requests first, then prompts, then waiting requests.
@@ -115,7 +124,7 @@ class Scheduler:
     def _let_in(self, request: Request) -> bool:
         """Start a request with the rows others have computed; False while there is no room for the rest of them."""
         free = self._cache.free_rows
-        known = self._cache.known_rows(request.inputs, request.reusable)
+        known = self._cache.known_rows(request.inputs, request.reusable, request.salt)
         known = self._drafter.adopt(request.id, request.inputs, known)
         found = self._cache.reuse(request.id, request.inputs, known)
         if self._cache.shortage(request.id, request.wanted):
@@ -146,10 +155,10 @@ class Scheduler:
         found = [
             (leader, common_rows(leader.inputs, request.inputs, most, page_size))
             for leader in self.running
-            if leader.pending > 1
+            if leader.pending > 1 and leader.salt == request.salt
         ]
         best = max(found, key=lambda pair: pair[1], default=None)
-        return best if best and best[1] > self._cache.known_rows(request.inputs, most) else None
+        return best if best and best[1] > self._cache.known_rows(request.inputs, most, request.salt) else None
 
     def _spare_rows(self) -> int:
         """Rows of a pass that drafts may take: never one that lets another request go on.
@@ -174,7 +183,7 @@ class Scheduler:
         if request.status is not Status.RUNNING:
             return False
         rows = request.computed + turn.least_rows
-        while self._cache.shortage(request.id, rows):
+        while not self._cache.extend(request.id, rows):
             scheduled = {item.request.id for item in turns}
             victim = next((r for r in reversed(self.running) if r.id not in scheduled), None)
             if victim is None:
@@ -183,7 +192,6 @@ class Scheduler:
             self._preempted = True
             if victim is request:
                 return False
-        self._cache.extend(request.id, rows)
         turns.append(turn)
         return True
 
@@ -212,10 +220,12 @@ class Scheduler:
         request.inputs += verdict.tokens
         if taken.text:
             request.text.append(taken.text)
+        ended = taken.finish_reason is not None
         if taken.finish_reason is not None:
             request.stop_reason = taken.stop_reason
             failed = taken.finish_reason is FinishReason.ERROR
             self._end(request, taken.finish_reason, _sentence(turn.error) if failed else None)
+        self.outbox.append(Progress(request, verdict.tokens, len(verdict.path), taken.text, ended))
 
     def settle(self, request: Request) -> None:
         """After a commit: offer a running request's full pages to others, give back those of one that has ended."""
@@ -230,11 +240,13 @@ class Scheduler:
         """End a request and give back its pages; safe at any point between rounds."""
         if request.status is not Status.FINISHED:
             self._end(request, reason, None)
+            self.outbox.append(Progress(request, finished=True))
             self.settle(request)
 
     def _end(self, request: Request, reason: FinishReason, error: str | None) -> None:
         (self.running if request.status is Status.RUNNING else self.waiting).remove(request)
         request.status, request.finish_reason, request.error = Status.FINISHED, reason, error
+        self._cache.salts.pop(request.id, None)
 
 
 def _sentence(error: Exception | None) -> str:

@@ -97,3 +97,16 @@ class Turn:
         if not self.verdict.path:
             return range(self.forced + 1)
         return [*range(self.forced + 1), *(self.forced + node for node in self.verdict.path)]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one round did to one request."""
+
+    request: Request
+    tokens: tuple[int, ...] = ()
+    drafted: int = 0
+    """How many of the tokens were accepted drafts; they come first."""
+    text: str = ""
+    finished: bool = False
+    """Whether the request ended with this round; it may have ended since when a later reader asks the request."""

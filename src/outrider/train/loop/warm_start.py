@@ -11,7 +11,8 @@ from typing import Any, Final
 import torch
 
 from outrider.errors import ConfigError
-from outrider.heads.checkpoint import CONFIG, read_head
+from outrider.heads.checkpoint import CONFIG
+from outrider.heads.loading import read_head
 from outrider.models.base import TargetModel
 from outrider.train.loop.resume import fingerprint
 from outrider.train.recipes.base import Recipe

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.heads.blocks import Attend
-from outrider.heads.dspark import DSparkHead, Slots
+from outrider.heads.blocks import Attend, Slots
+from outrider.heads.dspark import DSparkHead
 from outrider.train.features.batches import Batch
 from outrider.train.features.teacher import Teacher
 from outrider.train.recipes.base import starts

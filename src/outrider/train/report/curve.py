@@ -66,7 +66,7 @@ class Outlook:
         return f"{self.law}" + (f"; 95 % interval at twice the tokens {self.twice}" if self.twice else "")
 
 
-class _Laws(NamedTuple):
+class _PowerLaws(NamedTuple):
     """The law nearest to each of several curves: [curves] each; where none was found ``error`` is infinite."""
 
     limit: np.ndarray
@@ -129,7 +129,7 @@ def outlook(judged: Sequence[Evaluation], most: float) -> Outlook:
     return Outlook(law, spread(law.at(2 * last.tokens), ahead, last.texts))
 
 
-def _laws(n: np.ndarray, tau: np.ndarray, most: float) -> _Laws:
+def _laws(n: np.ndarray, tau: np.ndarray, most: float) -> _PowerLaws:
     """PowerLaw curves.
 
     Args:
@@ -137,7 +137,7 @@ def _laws(n: np.ndarray, tau: np.ndarray, most: float) -> _Laws:
         tau: [curves, points].
         most: no limit is higher.
     """
-    best = _Laws(*(np.full(len(tau), value) for value in (np.nan, np.nan, np.nan, np.inf)))
+    best = _PowerLaws(*(np.full(len(tau), value) for value in (np.nan, np.nan, np.nan, np.inf)))
     for power in _POWERS:
         columns = np.stack([np.ones_like(n), -(n**-power)], 1)
         found = tau @ np.linalg.pinv(columns).T

@@ -20,7 +20,7 @@ from outrider.heads.formats._shapes import (
     size,
     with_biases,
 )
-from outrider.heads.formats._told import Told
+from outrider.heads.formats._untrusted_config import UntrustedConfig
 from outrider.heads.formats.base import Source
 
 CORRECTIONS: Final = {"markov": "vanilla", "gated": "gated", "rnn": "rnn"}
@@ -36,10 +36,10 @@ _OLDER: Final = {"logit_head.": "", "markov_w": "markov_head.markov_w", "confide
 
 
 @dataclass(frozen=True)
-class Reading:
+class DSparkFacts:
     """What a format says beside its weights."""
 
-    network: Told
+    network: UntrustedConfig
     """The blocks' configuration."""
     layers: tuple[int, ...]
     """Target layers read, as we count them."""
@@ -50,7 +50,7 @@ class Reading:
     """Its width is not known yet."""
 
 
-def read_head(source: Source, reading: Reading) -> HeadCheckpoint:
+def read_head(source: Source, reading: DSparkFacts) -> HeadCheckpoint:
     """A head, once its format has said what it says.
 
     Raises:
