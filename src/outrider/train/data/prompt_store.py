@@ -62,11 +62,11 @@ class SyntheticPrompts:
             ConfigError: naming the option that differs, or the target if more are to be made.
         """
         for name, value in _deciding(config).items():
-            if (found := self.facts.get(name, value)) != value:
+            if (earlier := self.facts.get(name, value)) != value:
                 flag = f"--prompt-{name.replace('_', '-')}"
                 raise ConfigError(
-                    f"the prompts in {folder / PROMPTS} were made with {flag} {found}, and now it is {value}; give "
-                    f"{flag} {found}, or another --data-folder"
+                    f"the prompts in {folder / PROMPTS} were made with {flag} {earlier}, and now it is {value}; give "
+                    f"{flag} {earlier}, or another --data-folder"
                 )
         before = self.facts.get(_TARGET, target)
         if count > len(self.prompts) and target and before != target:
@@ -82,8 +82,8 @@ def prompt_options(folder: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the account of them is damaged.
     """
-    found = _facts(folder / MADE)
-    return {name: found[name] for name in _deciding(SynthesisConfig()) if name in found}
+    facts = _facts(folder / MADE)
+    return {name: facts[name] for name in _deciding(SynthesisConfig()) if name in facts}
 
 
 def read_cached(paths: Sequence[Path]) -> list[TrainingPrompt]:
@@ -92,8 +92,8 @@ def read_cached(paths: Sequence[Path]) -> list[TrainingPrompt]:
     Raises:
         ConfigError: a file cannot be read, is empty, or holds prompts that heads are measured on.
     """
-    found = {prompt.key: prompt for path in paths for prompt in _read(path, *_stamp(path))}
-    return list(found.values())
+    prompts = {prompt.key: prompt for path in paths for prompt in _read(path, *_stamp(path))}
+    return list(prompts.values())
 
 
 @lru_cache(maxsize=16)
@@ -104,10 +104,10 @@ def _read(path: Path, changed: int, size: int) -> tuple[TrainingPrompt, ...]:
 def _stamp(path: Path) -> tuple[int, int]:
     """When a file was last changed, and its size; zeros where there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 def synthesise_prompts(
@@ -190,12 +190,12 @@ def _facts(path: Path) -> Mapping[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict) or not isinstance(found.get(_COUNT), int):
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(facts, dict) or not isinstance(facts.get(_COUNT), int):
             raise ValueError
     except (OSError, ValueError):
         raise ConfigError(
             f"{path} is damaged, so it does not tell how the prompts beside it were made; remove it, and they are kept "
             "like prompts of your own"
         ) from None
-    return found
+    return facts

@@ -82,12 +82,12 @@ def training_prompts(paths: Sequence[Path], held_out: HeldOut | None = None) -> 
     refused = evaluation_prompts() if held_out is None else held_out
     prompts: dict[str, TrainingPrompt] = {}
     for path in paths:
-        for found in read(path):
-            prompt = TrainingPrompt(found.unanswered, found.text)
+        for listed in read(path):
+            prompt = TrainingPrompt(listed.unanswered, listed.text)
             for part in prompt.parts:
                 if (words := refused.found_in(part)) is not None:
                     raise ConfigError(
-                        f"{found.place} holds the words {words!r} of an evaluation prompt, and what is measured may "
+                        f"{listed.place} holds the words {words!r} of an evaluation prompt, and what is measured may "
                         "not be trained on; take the line out"
                     )
             prompts[prompt.key] = prompt

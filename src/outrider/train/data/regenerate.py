@@ -145,7 +145,7 @@ def answers(
 
 
 class AnswerFile:
-    """Answers as JSON lines, the first of which tells what made them.
+    """Answers as JSON lines; the first says how they were made.
 
     Args:
         path: the file; it and its folder are made where they are missing.
@@ -211,7 +211,7 @@ def regenerate(
         config: how; None takes the defaults.
         target: the target's name, for the file's first line.
         console: where a progress bar with tokens per second goes.
-        on_progress: told the counts after every answer.
+        on_progress: called with the counts after every answer.
         on_answer: given every answer, once it is in the file.
 
     Returns:
@@ -324,10 +324,10 @@ def _deciding(config: AnswerConfig) -> dict[str, Any]:
     return {name: value for name, value in asdict(config).items() if name != "abreast"}
 
 
-def _check_facts(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _check_facts(path: Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
     options = AnswerConfig.__dataclass_fields__
     for name, value in wanted.items():
-        if (before := found.get(name)) == value:
+        if (before := known.get(name)) == value:
             continue
         if name in options:
             flag = f"--answer-{name.replace('_', '-')}"

@@ -186,7 +186,7 @@ class Synthesis:
             text = sampler.text(cell.kind, number) if cell.sampled else self._filled(cell, number)
             self.tried[name] += 1
             if text is not None and self._sieve.passes(text, near=cell.sampled):
-                sampler.found(cell)
+                sampler.taken(cell)
                 return text
         raise ConfigError(
             f"of {most} {cell.kind} prompts only {done} differed, and {wanted} were asked for; ask for fewer"
@@ -225,8 +225,8 @@ class _Sampler:
         if close is not None:
             close()
 
-    def found(self, cell: Cell) -> None:
-        """A prompt of a part was found: fewer of it are wanted."""
+    def taken(self, cell: Cell) -> None:
+        """Count a prompt of a part that was taken: fewer of it are wanted."""
         if cell.sampled:
             self._left[cell] -= 1
 

@@ -65,8 +65,8 @@ class Counts:
 
     def lengths(self, weights: np.ndarray) -> np.ndarray:
         """τ under weights of texts [..., texts]: [...]."""
-        found: np.ndarray = 1.0 + np.cumprod(self.rates(weights), -1).sum(-1)
-        return found
+        lengths: np.ndarray = 1.0 + np.cumprod(self.rates(weights), -1).sum(-1)
+        return lengths
 
 
 def length_interval(counts: Counts) -> Interval | None:

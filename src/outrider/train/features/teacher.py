@@ -68,9 +68,9 @@ class Teacher:
         if ids is None:
             return self._head
         same = [place for place, (kept, _) in enumerate(self._kept) if kept is ids or torch.equal(kept, ids)]
-        found = self._kept.pop(same[0]) if same else (ids, self._head[ids])
-        self._kept = [*self._kept, found][-_KEPT:]
-        return found[1]
+        rows = self._kept.pop(same[0]) if same else (ids, self._head[ids])
+        self._kept = [*self._kept, rows][-_KEPT:]
+        return rows[1]
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         return self._cap * torch.tanh(logits / self._cap) if self._cap else logits
@@ -100,5 +100,5 @@ def _cap_of(target: TargetModel, head: torch.Tensor) -> float:
     row = head[int(head.norm(dim=1).argmax())]
     token = int((head @ row).argmax())
     hidden = row * (_FAR / (head[token] @ row))
-    found = float(target.unembed(hidden[None])[0, token])
-    return found if found < _FAR / 2 else 0.0
+    cap = float(target.unembed(hidden[None])[0, token])
+    return cap if cap < _FAR / 2 else 0.0

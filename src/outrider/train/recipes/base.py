@@ -222,8 +222,8 @@ def target_law(
 def drafted_tokens(head: Any, logits: torch.Tensor) -> torch.Tensor:
     """Target ids of a head's best guesses, of logits [..., v]: int64 [...]."""
     best = logits.argmax(-1)
-    found: torch.Tensor = best if head.ids is None else head.ids[best]
-    return found
+    tokens: torch.Tensor = best if head.ids is None else head.ids[best]
+    return tokens
 
 
 def starts(batch: Batch, depths: int) -> torch.Tensor:

@@ -76,8 +76,8 @@ class _PowerLaws(NamedTuple):
 
     def at(self, tokens: float) -> np.ndarray:
         """τ after so many tokens, in units of the last point's."""
-        found: np.ndarray = self.limit - self.scale * tokens**-self.power
-        return found
+        lengths: np.ndarray = self.limit - self.scale * tokens**-self.power
+        return lengths
 
 
 def fit(points: Sequence[tuple[int, float]], most: float = math.inf) -> PowerLaw | None:
@@ -93,8 +93,8 @@ def fit(points: Sequence[tuple[int, float]], most: float = math.inf) -> PowerLaw
     n, tau = np.array([point for point in points if point[0] > 0], dtype=np.float64).reshape(-1, 2).T
     if len(n) < LEAST_POINTS:
         return None
-    found = _laws(n / n.max(), tau[None], most)
-    limit, scale, power, error = (float(column[0]) for column in found)
+    laws = _laws(n / n.max(), tau[None], most)
+    limit, scale, power, error = (float(column[0]) for column in laws)
     return (
         PowerLaw(limit, scale * float(n.max()) ** power, power, error, float(n.max())) if math.isfinite(error) else None
     )
@@ -140,9 +140,9 @@ def _laws(n: np.ndarray, tau: np.ndarray, most: float) -> _PowerLaws:
     best = _PowerLaws(*(np.full(len(tau), value) for value in (np.nan, np.nan, np.nan, np.inf)))
     for power in _POWERS:
         columns = np.stack([np.ones_like(n), -(n**-power)], 1)
-        found = tau @ np.linalg.pinv(columns).T
-        error = np.sqrt(np.mean((found @ columns.T - tau) ** 2, 1))
-        better = (found[:, 1] > 0) & (found[:, 0] <= most) & (error < best.error)
-        for column, value in zip(best, (found[:, 0], found[:, 1], power, error), strict=True):
+        solved = tau @ np.linalg.pinv(columns).T
+        error = np.sqrt(np.mean((solved @ columns.T - tau) ** 2, 1))
+        better = (solved[:, 1] > 0) & (solved[:, 0] <= most) & (error < best.error)
+        for column, value in zip(best, (solved[:, 0], solved[:, 1], power, error), strict=True):
             column[better] = np.broadcast_to(value, len(tau))[better]
     return best
