@@ -52,6 +52,7 @@ control
 completion notebook
 engine
 messages inputs
+reading
 llm
 audit
 bench

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.config import SchedulerConfig
-from outrider.control.fair_share import FairShare
-from outrider.drafters.base import DrafterConfig, Workbench
+from outrider.drafters.base import DrafterConfig
+from outrider.engine.build import build_engine
+from outrider.engine.driver import Driver
 from outrider.engine.engine import Engine
 from outrider.engine.picker import DrawingPicker
 from outrider.engine.request import Request
@@ -71,24 +72,16 @@ class Parts:
             pool: the pages.
             tokenizer: makes text and names the end tokens; None serves token ids alone.
         """
-        bench = Workbench(
-            target=self.target,
-            tokenizer=self.tokenizer,
-            pool=pool,
-            draws=self.verifier.draws,
-            device=self.target.device,
-            vocabulary=self.vocabulary,
+        engine = build_engine(
+            self.target,
+            self.tokenizer,
+            self.config,
+            self.verifier,
+            pool,
             load=self.load,
-        )
-        engine = self.engine(
-            target=self.target,
-            tokenizer=tokenizer,
-            pool=pool,
-            drafters=(self.config.build(bench),),
-            verifier=self.verifier,
-            config=SchedulerConfig(max_running=sequences),
-            controller=FairShare(self.config.most_nodes),
-            vocabulary=self.vocabulary,
+            scheduler=SchedulerConfig(max_running=sequences),
+            ids_alone=tokenizer is None,
+            kind=self.engine,
         )
         engine.drafting.picker_type = self.picker
         return engine
@@ -100,14 +93,14 @@ class Parts:
             NumericsError: the target's logits hold NaN or infinity.
         """
         longest = max(len(prompt) + (wish.max_tokens or 0) for prompt, wish in zip(prompts, params, strict=True))
-        engine = self.build(min(len(prompts), ABREAST), longest)
-        requests = [engine.submit(prompt, wish) for prompt, wish in zip(prompts, params, strict=True)]
-        while not engine.idle:
-            engine.step()
-        for request in requests:
+        with Driver(self.build(min(len(prompts), ABREAST), longest), threaded=False) as driver:
+            call = driver.submit(zip(prompts, params, strict=True), ends_only=True)
+            while driver.wait(call) is not None:
+                pass
+        for request in call.requests:
             if request.error is not None:
                 raise NumericsError(request.error)
-        return requests
+        return call.requests
 
 
 def rows_after(target: TargetModel, rows: SequenceRows) -> torch.Tensor:

@@ -13,12 +13,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from outrider.engine.call import Wish
+from outrider.engine.driver import Driver
 from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError, ModelError, RequestError
 from outrider.options import check_options, option
 from outrider.sampling.params import SamplingParams
 from outrider.train.data.decontaminate import HeldOut, evaluation_prompts, words
-from outrider.train.data.in_parallel import Job, complete
 from outrider.train.data.prompts import TrainingPrompt
 from outrider.train.data.tasks import Kind, tasks
 
@@ -217,13 +218,11 @@ class _Sampler:
         assert llm.tokenizer is not None
         self._name = llm.tokenizer.name
         self._turn = user_turn(llm.tokenizer) if any(self._left.values()) else None
-        self._stream = complete(llm, self._jobs(), self._config.abreast)
+        self._stream = Driver(llm.engine, threaded=False).completed(self._jobs(), self._config.abreast)
 
     def close(self) -> None:
         """End the turns that nobody waits for any more."""
-        close = getattr(self._stream, "close", None)
-        if close is not None:
-            close()
+        self._stream.close()
 
     def taken(self, cell: Cell) -> None:
         """Count a prompt of a part that was taken: fewer of it are wanted."""
@@ -258,7 +257,7 @@ class _Sampler:
         self._fit += 1
         return choice.text.strip()
 
-    def _jobs(self) -> Iterator[tuple[tuple[Kind, int], Job]]:
+    def _jobs(self) -> Iterator[tuple[tuple[Kind, int], Wish]]:
         """Turns to be decoded: the next of the part that has the fewest under way for those it still wants."""
         config, turn = self._config, self._turn
         assert turn is not None
@@ -275,7 +274,7 @@ class _Sampler:
                 stop=turn.stop,
                 stop_token_ids=turn.stop_token_ids,
             )
-            yield (cell.kind, number), Job(turn.opening(tasks().system(cell.kind, dice)), params)
+            yield (cell.kind, number), (turn.opening(tasks().system(cell.kind, dice)), params)
 
 
 def in_words(dropped: Mapping[str, int]) -> str:
