@@ -18,7 +18,7 @@ from outrider.errors import ConfigError
 from outrider.models.base import TargetModel
 from outrider.train.features.batches import Batch, Batches, BatchShape, held_out_batches, shifted
 from outrider.train.features.teacher import Teacher
-from outrider.train.features.vocabulary import draft_vocabulary, places
+from outrider.train.features.vocabulary import draft_columns, draft_vocabulary
 
 
 def text(length: int, start: int, name: int = 0) -> Text:
@@ -221,7 +221,7 @@ def test_impossible_draft_vocabularies_are_refused(size: int) -> None:
 @given(ids=st.sets(st.integers(0, 30), min_size=1), tokens=st.lists(st.integers(0, 30), min_size=1))
 def test_places_in_a_draft_vocabulary(ids: set[int], tokens: list[int]) -> None:
     listed = sorted(ids)
-    columns, present = places(torch.tensor(listed), torch.tensor(tokens))
+    columns, present = draft_columns(torch.tensor(listed), torch.tensor(tokens))
     for token, column, here in zip(tokens, columns.tolist(), present.tolist(), strict=True):
         assert here == (token in ids)
         assert column == (listed.index(token) if here else 0)

@@ -19,12 +19,12 @@ from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.train.data import prompt_store as store_module
 from outrider.train.data import synthesise as synthesise_module
-from outrider.train.data.decontaminate import HeldOut
+from outrider.train.data.decontaminate import EvaluationPrompts
 from outrider.train.data.prompt_store import MADE, PROMPTS, SyntheticPrompts, synthesise_prompts
 from outrider.train.data.prompts import TrainingPrompt, training_prompts, write_prompts
 from outrider.train.data.synthesise import Synthesis, SynthesisConfig, shares, user_turn
 
-NONE = HeldOut.of([])
+NONE = EvaluationPrompts.of([])
 CONFIG = SynthesisConfig(max_tokens=8, least_words=1, abreast=8, sampled_share=0.3, most_repeated=1.0)
 
 

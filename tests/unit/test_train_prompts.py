@@ -17,10 +17,10 @@ from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.train.data import decontaminate
 from outrider.train.data import synthesise as synthesise_module
-from outrider.train.data.decontaminate import HeldOut, evaluation_prompts, words
+from outrider.train.data.decontaminate import EvaluationPrompts, evaluation_prompts, words
 from outrider.train.data.prompts import TrainingPrompt, training_prompts, write_prompts
 from outrider.train.data.synthesise import Sieve, Synthesis, SynthesisConfig, user_turn
-from outrider.train.data.tasks import tasks
+from outrider.train.data.templates import templates
 
 LONG = (
     "A lighthouse keeper on a small island finds a bottle with a letter in it every Monday. Write what the last letter "
@@ -28,7 +28,7 @@ LONG = (
 )
 SHORT = "Which lighthouse keeper wrote letters?"
 TINY = "Hello there!"
-SECRET = HeldOut.of([LONG, SHORT, TINY])
+SECRET = EvaluationPrompts.of([LONG, SHORT, TINY])
 
 
 def write(path: Path, *values: object) -> Path:
@@ -79,13 +79,13 @@ WORDS = st.lists(st.integers(0, 10**6).map(lambda n: f"w{n}"), min_size=decontam
 def test_every_prompt_is_found_within_any_text_and_so_is_a_long_part(
     listed: list[str], before: str, after: str, data: st.DataObject
 ) -> None:
-    known = HeldOut.of([" ".join(listed)])
+    known = EvaluationPrompts.of([" ".join(listed)])
     assert known.found_in(f"{before} {', '.join(listed)}\n{after}") is not None
     enough = decontaminate.RUN + decontaminate.WINDOW - 1
     start = data.draw(st.integers(0, max(0, len(listed) - enough)))
     assert known.found_in(" ".join(["x", *listed[start : start + enough], "y"])) is not None
     assert known.found_in(" ".join(reversed(listed))) is None  # 60 runs against 51 hashes of 48 bits: one in 10^11
-    assert HeldOut.read(known.packed()) == known
+    assert EvaluationPrompts.read(known.packed()) == known
 
 
 def test_the_hashes_that_come_with_the_package_know_what_figures_are_measured_on() -> None:
@@ -154,26 +154,26 @@ def test_about_one_prompt_in_thirty_three_is_for_validation_and_always_the_same(
 def test_filled_forms_are_diverse_and_leave_no_place_open() -> None:
     dice = random.Random(0)
     for kind in ("chat", "code"):
-        texts = [tasks().question(kind, dice) for _ in range(2000)]
+        texts = [templates().question(kind, dice) for _ in range(2000)]
         assert len(set(texts)) > 1200
-        assert not [text for text in texts for name in tasks().lists if f"{{{name}" in text]
+        assert not [text for text in texts for name in templates().lists if f"{{{name}" in text]
         assert not [text for text in texts if " :: " in text or ".." in text.replace("...", "")]
-        assert len({tasks().system(kind, dice) for _ in range(300)}) > 10
+        assert len({templates().system(kind, dice) for _ in range(300)}) > 10
 
 
 def test_every_place_in_the_forms_has_a_list_with_enough_parts() -> None:
-    texts = [form for family in tasks().families for form in family["forms"]]
-    texts += [text for systems in tasks().systems.values() for text in systems]
+    texts = [form for family in templates().families for form in family["forms"]]
+    texts += [text for systems in templates().systems.values() for text in systems]
     dice = random.Random(0)
     for text in texts:
         for _ in range(5):
-            assert tasks()._fill(text, dice)
+            assert templates()._fill(text, dice)
 
 
 def test_a_form_repeats_a_word_under_one_name_and_draws_another_under_a_second() -> None:
     dice = random.Random(0)
     for _ in range(50):
-        first, again, other, capital = tasks()._fill("{name}|{name}|{name2}|{Topic}", dice).split("|")
+        first, again, other, capital = templates()._fill("{name}|{name}|{name2}|{Topic}", dice).split("|")
         assert first == again != other
         assert capital[0].isupper() or not capital[0].isalpha()
 
@@ -239,7 +239,9 @@ def test_a_target_whose_turns_never_end_is_named(llm: LLM, monkeypatch: pytest.M
 
 
 def test_asking_for_more_prompts_than_there_are_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tasks().lists, "topic", ["tea"])
-    monkeypatch.setattr("outrider.train.data.tasks.Tasks.question", lambda self, kind, dice: "What is tea made of?")
+    monkeypatch.setitem(templates().lists, "topic", ["tea"])
+    monkeypatch.setattr(
+        "outrider.train.data.templates.PromptTemplates.question", lambda self, kind, dice: "What is tea made of?"
+    )
     with pytest.raises(ConfigError, match="prompts only 1 differed, and 30 were asked for"):
         list(Synthesis(llm, SynthesisConfig(code_share=0.0, sampled_share=0.0), held_out=SECRET).up_to(30))

@@ -63,7 +63,6 @@ class DataConfig:
     )
 
     def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
         check_options(self)
 
 
@@ -131,7 +130,7 @@ class TextSource:
 
 
 def gather(llm: LLM, source: TextSource, console: Console, rows: HiddenRows, data: DataConfig) -> None:
-    """Make every prompt and answer that is not there yet, and keep the hidden rows that answering computes.
+    """Make the prompts and answers that are missing, and keep the hidden rows that answering computes.
 
     Raises:
         ConfigError: a file cannot be read or written, was made otherwise, or holds prompts that heads are measured on;
@@ -159,7 +158,7 @@ def gather(llm: LLM, source: TextSource, console: Console, rows: HiddenRows, dat
 
 
 def to_answer(llm: LLM, source: TextSource, data: DataConfig) -> list[TrainingPrompt]:
-    """Of the prompts that are there, those that are to be answered before the training.
+    """Prompts that are yet to be answered before the training.
 
     Raises:
         ConfigError: see :func:`gather`.
@@ -226,7 +225,6 @@ class Texts:
         return sum(len(example.tokens) - example.answer_start for example in self.train)
 
     def __str__(self) -> str:
-        """One line to print."""
         return (
             f"texts: {len(self.train):,} to train on, with {self.answer_tokens:,} answer tokens, and "
             f"{len(self.held_out):,} to judge by"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from outrider.llm import LLM
-    from outrider.train.data.decontaminate import HeldOut
+    from outrider.train.data.decontaminate import EvaluationPrompts
 
 PROMPTS: Final = "prompts.jsonl"
 MADE: Final = "prompts.made.json"
@@ -118,7 +118,7 @@ def synthesise_prompts(
     *,
     target: str = "",
     console: Console | None = None,
-    held_out: HeldOut | None = None,
+    held_out: EvaluationPrompts | None = None,
 ) -> list[TrainingPrompt]:
     """Have the target make prompts until a folder holds so many of them; the file is kept up to date meanwhile.
 

@@ -1,4 +1,4 @@
-"""Prompts to train on: read from files, refused where the evaluation prompts are among them."""
+"""Prompts to train on, read from files; evaluation prompts among them are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.errors import ConfigError
 from outrider.files import write_whole
 from outrider.prompts import read
 from outrider.prompts.prompt import USER
-from outrider.train.data.decontaminate import HeldOut, evaluation_prompts
+from outrider.train.data.decontaminate import EvaluationPrompts, evaluation_prompts
 
 if TYPE_CHECKING:
     from outrider.models.files.tokenizer import Tokenizer
@@ -25,7 +25,7 @@ VALIDATION_SHARE: Final = 0.03
 
 @dataclass(frozen=True)
 class TrainingPrompt:
-    """What the target is to answer: a conversation that ends with the user, or bare text that it goes on with."""
+    """A prompt for the target: a conversation that ends with the user, or bare text to continue."""
 
     messages: tuple[tuple[str, str], ...] = ()
     """Role and content of each turn."""
@@ -68,8 +68,8 @@ class TrainingPrompt:
         return tokenizer.encode(tokenizer.apply_chat_template(turns), add_special_tokens=False)
 
 
-def training_prompts(paths: Sequence[Path], held_out: HeldOut | None = None) -> list[TrainingPrompt]:
-    """The prompts of files, each once: conversations whole, but for an answer at the end, which the target gives.
+def training_prompts(paths: Sequence[Path], held_out: EvaluationPrompts | None = None) -> list[TrainingPrompt]:
+    """The prompts of files, each once; of a conversation that ends with an answer, the part before it.
 
     Args:
         paths: see :func:`outrider.prompts.read`.

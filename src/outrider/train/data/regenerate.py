@@ -1,4 +1,4 @@
-"""The target's own answers, in a file that grows line by line and is taken up again after any end."""
+"""The target's own answers, in a file that grows line by line and is continued after an interruption."""
 
 from __future__ import annotations
 
@@ -51,11 +51,10 @@ class AnswerConfig:
     seed: int = option(0, "Of everything that is drawn.")
 
     def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
         check_options(self)
 
     def params(self, prompt: TrainingPrompt) -> SamplingParams:
-        """How one prompt is answered: a function of the prompt and the seed, whenever and beside whatever it is."""
+        """How one prompt is answered: a function of the prompt and the seed alone."""
         dice = random.Random(f"{self.seed} {prompt.key}")
         greedy = dice.random() < self.greedy_share
         return SamplingParams(
@@ -68,7 +67,7 @@ class AnswerConfig:
 
 @dataclass
 class AnswerReport:
-    """What a run of answers came to."""
+    """Counts of a run of answers."""
 
     answers: int = 0
     tokens: int = 0
@@ -96,7 +95,6 @@ class AnswerReport:
         self.ended += ended
 
     def __str__(self) -> str:
-        """One line to print."""
         each = max(1, self.answers)
         too_long = f"; {self.left_out:,} prompts were too long" if self.left_out else ""
         if not self.answers:
@@ -184,7 +182,7 @@ class AnswerFile:
         self.keys.add(prompt.key)
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._file.close()
 
     def _write(self, value: dict[str, Any]) -> None:
@@ -282,7 +280,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Take off what a sudden end has left of a line, so that the next one begins on its own."""
+    """Remove an unfinished last line, which a sudden end leaves."""
     if not path.exists():
         return
     with path.open("r+b") as file:

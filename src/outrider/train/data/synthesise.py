@@ -1,4 +1,4 @@
-"""Prompts from nothing: the target thinks of questions, and forms filled with words ask the rest.
+"""Synthetic prompts: the target samples questions, and templates filled with words ask the rest.
 
 A target writes a user's turn when its chat template is given up to where that turn begins (Magpie, Xu et al. 2024).
 System messages on many subjects make it ask about all of them, code as well as chat.
@@ -19,9 +19,9 @@ from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError, ModelError, RequestError
 from outrider.options import check_options, option
 from outrider.sampling.params import SamplingParams
-from outrider.train.data.decontaminate import HeldOut, evaluation_prompts, words
+from outrider.train.data.decontaminate import EvaluationPrompts, evaluation_prompts, words
 from outrider.train.data.prompts import TrainingPrompt
-from outrider.train.data.tasks import Kind, tasks
+from outrider.train.data.templates import Kind, templates
 
 if TYPE_CHECKING:
     from outrider.completion import Choice
@@ -53,23 +53,22 @@ class SynthesisConfig:
     seed: int = option(0, "Of everything that is drawn.")
 
     def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
         check_options(self)
 
 
 @dataclass
 class Sieve:
-    """Lets each prompt through once, and none that is an evaluation prompt; counts what it holds back, and why."""
+    """Filters prompts: drops repeats, near duplicates and evaluation prompts, and counts them by reason."""
 
     config: SynthesisConfig
-    held_out: HeldOut
+    held_out: EvaluationPrompts
     dropped: Counter[str] = field(default_factory=Counter)
     """Prompts held back, by reason."""
     _texts: set[str] = field(default_factory=set)
     _runs: set[int] = field(default_factory=set)
 
     def add(self, text: str) -> None:
-        """Know a prompt that was taken before."""
+        """Remember a prompt that was taken before."""
         plain, runs = _plain(text)
         self._texts.add(plain)
         self._runs |= runs
@@ -105,7 +104,7 @@ def _plain(text: str) -> tuple[str, set[int]]:
 
 @dataclass(frozen=True)
 class Cell:
-    """A part of all prompts: of one kind, from forms or sampled."""
+    """A category of prompts: of one kind, from templates or sampled."""
 
     kind: Kind
     sampled: bool
@@ -125,7 +124,7 @@ def shares(count: int, config: SynthesisConfig) -> dict[Cell, int]:
 
 
 class Synthesis:
-    """Prompts one after another, in an order that mixes all kinds.
+    """Makes prompts one after another, in an order that mixes all kinds.
 
     Each is a function of the config and of those before it, so that more of them begin with the same ones: the texts
     that a part of the prompts tries are numbered, and what number ``n`` holds depends on ``n`` and the seed alone.
@@ -146,7 +145,7 @@ class Synthesis:
         *,
         before: Iterable[TrainingPrompt] = (),
         tried: Mapping[str, int] | None = None,
-        held_out: HeldOut | None = None,
+        held_out: EvaluationPrompts | None = None,
         tell: Callable[[int], None] = lambda sampled: None,
     ) -> None:
         self._llm, self._config, self._tell = llm, config, tell
@@ -194,7 +193,7 @@ class Synthesis:
         )
 
     def _filled(self, cell: Cell, number: int) -> str:
-        return tasks().question(cell.kind, random.Random(f"{self._config.seed} {cell} {number}"))
+        return templates().question(cell.kind, random.Random(f"{self._config.seed} {cell} {number}"))
 
 
 class _Sampler:
@@ -274,7 +273,7 @@ class _Sampler:
                 stop=turn.stop,
                 stop_token_ids=turn.stop_token_ids,
             )
-            yield (cell.kind, number), (turn.opening(tasks().system(cell.kind, dice)), params)
+            yield (cell.kind, number), (turn.opening(templates().system(cell.kind, dice)), params)
 
 
 def in_words(dropped: Mapping[str, int]) -> str:

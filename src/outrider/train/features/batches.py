@@ -157,7 +157,6 @@ class Batches:
         self._read: tuple[int, int] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        """The stream itself."""
         return self
 
     def __next__(self) -> Batch:
@@ -224,7 +223,7 @@ def _evened(texts: list[Captured], shape: BatchShape) -> Iterator[list[Captured]
 
 
 def held_out_batches(texts: Iterable[Captured], shape: BatchShape) -> list[Batch]:
-    """The same batches each time, to judge a head by.
+    """Batches of held-out texts, the same each time.
 
     Raises:
         ConfigError: no text has an answer to be judged on.

@@ -51,13 +51,11 @@ class LaunchedWorkers(Workers):
         self.rank, self.count = accelerator.process_index, accelerator.num_processes
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of a tensor over all of them, the same bits on each."""
         summed: torch.Tensor = self._accelerator.reduce(values, reduction="sum")
         return summed
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
-        """A block that number 0 completes before any other begins it."""
         if self.rank:
             self.meet()
         try:
@@ -67,7 +65,6 @@ class LaunchedWorkers(Workers):
                 self.meet()
 
     def meet(self) -> None:
-        """Wait until all have come here."""
         self._accelerator.wait_for_everyone()
 
 

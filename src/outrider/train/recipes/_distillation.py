@@ -15,7 +15,7 @@ from outrider.config import Speculation
 from outrider.heads.checkpoint import TargetFacts
 from outrider.train.features.batches import Batch, shifted
 from outrider.train.features.teacher import Teacher
-from outrider.train.features.vocabulary import places
+from outrider.train.features.vocabulary import draft_columns
 from outrider.train.objectives import Objective
 from outrider.train.products import UNTRAINED, Product
 from outrider.train.recipes._small_decoder import SmallDecoder
@@ -97,7 +97,7 @@ def distillation_loss(
         others: tokens drawn beside a reduced vocabulary.
         weights: fp32 [B, T], how much each row counts; None is all alike.
     """
-    x, known = places(head.ids, batch.following(1))
+    x, known = draft_columns(head.ids, batch.following(1))
     counted = batch.mask & known if objective.reads_tokens else batch.mask
     shares = torch.ones_like(batch.mask, dtype=torch.float32) if weights is None else weights
     counted = counted & (shares > 0)

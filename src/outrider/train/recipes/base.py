@@ -86,7 +86,6 @@ class Acceptance:
         return 1.0 + float(torch.cumprod(self.accepted.double() / self.tested.clamp(min=1), 0).sum())
 
     def __str__(self) -> str:
-        """One line to print."""
         return f"τ {self.accepted_length:.3f} · α by position {' '.join(f'{rate:.3f}' for rate in self.rates)}"
 
 
@@ -105,7 +104,6 @@ class Recipe(ABC):
     """Option: an objective's name, or a weighted sum of several."""
 
     def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
         check_options(self)
         make_objective(self.objective)
 
@@ -150,7 +148,7 @@ class Recipe(ABC):
         """
         return {}
 
-    def after(self, trained: Sequence[Any]) -> Recipe | None:
+    def next_stage(self, trained: Sequence[Any]) -> Recipe | None:
         """The recipe of the next network of several that are trained one after another, or None when all are.
 
         Args:
@@ -158,7 +156,9 @@ class Recipe(ABC):
         """
         return None if trained else self
 
-    def apart(self, heads: Sequence[Any], batches: Sequence[Batch], teacher: Teacher) -> Mapping[str, Acceptance]:
+    def acceptance_by_member(
+        self, heads: Sequence[Any], batches: Sequence[Batch], teacher: Teacher
+    ) -> Mapping[str, Acceptance]:
         """Held-out acceptance of several networks, by name: each alone and all together; empty for one."""
         return {}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from outrider.train.evaluation.intervals import LEAST_TEXTS, Interval, draws, gain, spread
+from outrider.train.evaluation.intervals import LEAST_TEXTS, Interval, gain, interval_of, resamples
 
 if TYPE_CHECKING:
     from outrider.train.evaluation.held_out import Evaluation
@@ -37,11 +37,10 @@ class PowerLaw:
 
     @property
     def bends(self) -> bool:
-        """Whether the curve has begun to flatten; before that, a limit cannot be told from these points."""
+        """Whether the curve has begun to flatten; before that, these points say nothing of a limit."""
         return self.power > 2 * float(_POWERS[0])
 
     def __str__(self) -> str:
-        """One line to print."""
         flat = "" if self.bends else "; it has not bent yet, so the limit means nothing"
         return (
             f"τ(n) ≈ {self.limit:.3f} − {self.scale:.3g}·n^−{self.power:.3f} (rms {self.error:.3f}): "
@@ -51,7 +50,7 @@ class PowerLaw:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What more tokens would bring, or why that cannot be told."""
+    """What more tokens would bring, or why that is not known."""
 
     law: PowerLaw | None = None
     twice: Interval | None = None
@@ -60,7 +59,6 @@ class Outlook:
     """Why there is no law."""
 
     def __str__(self) -> str:
-        """One line to print."""
         if self.law is None:
             return self.reason
         return f"{self.law}" + (f"; 95 % interval at twice the tokens {self.twice}" if self.twice else "")
@@ -122,15 +120,15 @@ def outlook(judged: Sequence[Evaluation], most: float) -> Outlook:
     law = fit([(evaluation.tokens, evaluation.length) for evaluation in points], most)
     if rise.low <= 0 or law is None:
         return Outlook(reason=f"too flat to extrapolate: {change}")
-    drawn = draws(last.texts)
+    drawn = resamples(last.texts)
     curves = np.stack([evaluation.counts.lengths(drawn) for evaluation in points], 1)
     laws = _laws(np.array([evaluation.tokens / last.tokens for evaluation in points]), curves, most)
     ahead = np.where(np.isfinite(laws.error), laws.at(2.0), curves[:, -1])  # a draw that does not rise stays
-    return Outlook(law, spread(law.at(2 * last.tokens), ahead, last.texts))
+    return Outlook(law, interval_of(law.at(2 * last.tokens), ahead, last.texts))
 
 
 def _laws(n: np.ndarray, tau: np.ndarray, most: float) -> _PowerLaws:
-    """PowerLaw curves.
+    """Fit curves.
 
     Args:
         n: [points], as shares of the last.
