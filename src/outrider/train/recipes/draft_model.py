@@ -72,5 +72,6 @@ class DraftModelRecipe(SmallDecoderRecipe):
         return distillation_loss(head, batch, teacher, self.divergence, self.others)
 
     def acceptance(self, head: SmallDecoder, batch: Batch, teacher: Teacher) -> Acceptance:
+        """Held-out acceptance of the chain of best guesses."""
         guesses = chain_guesses(head, batch, teacher, self.steps)
         return chain_acceptance(batch, guesses, best_tokens(batch, teacher))
