@@ -196,7 +196,7 @@ class RequestSampler:
         return row
 
 
-class Asked(NamedTuple):
+class RowToRank(NamedTuple):
     """A row of logits from which one request's best tokens are wanted."""
 
     sampler: RequestSampler
@@ -207,7 +207,7 @@ class Asked(NamedTuple):
     """How many."""
 
 
-def perturbed_best(logits: torch.Tensor, asked: Sequence[Asked]) -> list[Best | None]:
+def perturbed_best(logits: torch.Tensor, asked: Sequence[RowToRank]) -> list[Best | None]:
     """:meth:`RequestSampler.perturbed_best` for rows of many requests: one call for all whose parameters are alike.
 
     Args:
