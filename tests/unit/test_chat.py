@@ -72,7 +72,7 @@ def test_several_conversations_are_answered_side_by_side(llm: LLM) -> None:
         assert [one.prompt_token_ids for one in done] == [one.prompt_token_ids for one in alone]
     one = llm.chat([HI], [{"max_tokens": 2}], ignore_eos=True)
     assert [len(done.token_ids) for done in one] == [2]
-    with pytest.raises(RequestError, match="params holds 2 for 1 prompt; give one for all"):
+    with pytest.raises(RequestError, match="got 2 sets of parameters for 1 prompt; give one for all"):
         llm.chat([HI], [GREEDY, GREEDY])
 
 
@@ -146,8 +146,8 @@ def test_messages_reach_the_tokenizer_whole() -> None:
         (None, "a text or a list of messages, not None"),
         (5, "a text or a list of messages, not 5"),
         (b"hi", "a text or a list of messages"),
-        ([], "messages holds no message"),
-        ([[]], r"messages\[0\] holds no message"),
+        ([], "messages is empty"),
+        ([[]], r"messages\[0\] is empty"),
         (["hi", "there"], r"messages\[0\] must be a dict with role and content, not 'hi'"),
         ([HI, HI[0]], r"messages\[0\] must be a dict"),
         ([HI, [{"content": "a"}]], r"messages\[1\]\[0\] has no role"),

@@ -33,10 +33,12 @@ class ChainOptions:
     """The file of ``heads`` whose heads it runs."""
     automatic_rank: ClassVar[int] = 7
 
-    head: str = option("", "Folder of the trained head, or name of a shipped one.", flag="speculative-draft-model-path")
+    head: str = option(
+        "", "Folder of the trained head, or name of a shipped head.", flag="speculative-draft-model-path"
+    )
     num_draft_tokens: int = option(
         7,
-        "Most drafted tokens per round; a head has no more than it was trained for.",
+        "Maximum draft tokens per round; at most as many as the head was trained for.",
         low=0,
         high=64,
         flag="speculative-num-draft-tokens",
@@ -72,18 +74,20 @@ class TreeOptions:
     """The file of ``heads`` whose heads it runs."""
     automatic_rank: ClassVar[int] = 7
 
-    head: str = option("", "Folder of the trained head, or name of a shipped one.", flag="speculative-draft-model-path")
-    num_steps: int = option(4, "Drafting depth: head steps per round.", low=0, high=64, flag="speculative-num-steps")
+    head: str = option(
+        "", "Folder of the trained head, or name of a shipped head.", flag="speculative-draft-model-path"
+    )
+    num_steps: int = option(4, "Draft depth: head steps per round.", low=0, high=64, flag="speculative-num-steps")
     topk: int = option(
         1,
-        "Nodes expanded per level, and branches of each; 1 drafts a chain.",
+        "Nodes to expand per level, and branches per node; 1 drafts a chain.",
         low=1,
         high=64,
         flag="speculative-eagle-topk",
     )
     num_draft_tokens: int = option(
         0,
-        "Most drafted tokens per round; 0 is one per step in a chain, three per step in a tree.",
+        "Maximum draft tokens per round; 0 is one per step for a chain, three per step for a tree.",
         low=0,
         high=1024,
         flag="speculative-num-draft-tokens",

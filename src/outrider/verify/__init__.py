@@ -1,4 +1,4 @@
-"""Acceptance rules, one per file; importing this package registers them all."""
+"""Acceptance rules, one per file; importing this package registers all of them."""
 
 from outrider.verify import block, coupled, multi_step, point_mass, recursive, rejection, traversal, typical
 from outrider.verify.base import (

@@ -1,4 +1,4 @@
-"""The target's rows of one pass, handed to an acceptance rule sequence by sequence."""
+"""The target's rows of one pass, sequence by sequence, for an acceptance rule."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from outrider.tree import TokenTree
 from outrider.verify.base import Dice, KeyedDice
 
 _TOGETHER: Final = 1 << 15
-"""Numbers of a pass's laws that are computed at once: narrow rows share a call, and of wide ones each has its own."""
+"""Most probabilities that one softmax call computes."""
 _Answer = TypeVar("_Answer")
 
 
 class LazyAnswers(Generic[_Answer]):
-    """One answer per node, computed at the first reading and kept."""
+    """One value per node, computed at the first access and kept."""
 
     def __init__(self, compute: Callable[[int], _Answer]) -> None:
         self._compute = compute
@@ -36,11 +36,11 @@ class LazyAnswers(Generic[_Answer]):
 
 
 class SharedArgmax:
-    """The argmax of every row of a pass: taken once for all plain greedy requests, and only if one asks.
+    """The argmax of every row of a pass, computed once if a plain greedy request needs it.
 
     Args:
         logits: float [rows, ≥ vocabulary].
-        vocabulary: columns that count.
+        vocabulary: number of valid columns.
     """
 
     def __init__(self, logits: torch.Tensor, vocabulary: int) -> None:
@@ -59,16 +59,18 @@ class SharedArgmax:
         """
         tokens, finite = self._best
         if not finite[row]:
-            raise NumericsError("the target's logits hold NaN or infinity; the request was ended")
+            raise NumericsError(
+                "the target's logits hold NaN or infinity, so the request ended; check the model and its dtype"
+            )
         return tokens[row]
 
 
 class SharedLaws:
-    """The laws of a pass's rows at one temperature: of many narrow rows at once, of wide ones each when it is asked.
+    """The distributions of a pass's rows at one temperature, computed in blocks when needed.
 
     Args:
         logits: float [rows, ≥ vocabulary].
-        vocabulary: columns that count.
+        vocabulary: number of valid columns.
         temperature: positive.
     """
 
@@ -78,7 +80,7 @@ class SharedLaws:
         self._known: dict[int, Laws] = {}
 
     def law(self, row: int) -> Law:
-        """The law of a row.
+        """The distribution of a row.
 
         Raises:
             NumericsError: the row holds NaN or infinity.
@@ -96,16 +98,16 @@ class SharedLaws:
 
 
 class TargetRows:
-    """The target's answer to one sequence's tree, computed only where a rule looks; see :class:`Rows`.
+    """The target's rows for one sequence's tree, computed only where a rule looks.
 
     Args:
         logits: float [nodes, ≥ vocabulary].
-        tree: the tree they answer.
+        tree: the draft tree.
         sampler: turns rows into distributions.
-        round_number: the request's round, which names the dice of ratio rules.
-        ended: whether the output ends on a drafted path, so that its last row is never asked.
-        best: gives a node's argmax where the whole pass shares it; None chooses by the sampler.
-        law: gives a node's law likewise.
+        round_number: the request's round, which keys the dice of ratio rules.
+        ended: whether the output ends on a draft path; rows after an end are not computed.
+        best: gives a node's argmax from the shared pass; None uses the sampler.
+        law: gives a node's distribution from the shared pass; None uses the sampler.
     """
 
     def __init__(
@@ -121,11 +123,11 @@ class TargetRows:
         self.logits, self._tree, self._sampler, self._round = logits, tree, sampler, round_number
         self._ended = ended
         self.failures: dict[int, Exception] = {}
-        """Why a node's row cannot be read; rows behind an end are not among them."""
+        """The errors of unreadable rows, by node; rows after an end have none."""
         self.tokens = LazyAnswers(self._guarded(best or self._choose, lambda: ERROR))
-        """See :class:`outrider.verify.base.Rows`."""
+        """The target's own token after each node; ``ERROR`` if there is none."""
         self.probabilities = LazyAnswers(self._guarded(law or self._law, lambda: unreadable(sampler.vocabulary)))
-        """See :class:`outrider.verify.base.Rows`."""
+        """The target's distribution after each node; all 0 if there is none."""
 
     def dice(self, purpose: Purpose) -> Dice:
         """Dice for one purpose in this round."""
@@ -136,7 +138,7 @@ class TargetRows:
             try:
                 if not (node and self._ended(self._tree.paths[node])):
                     return read(node)
-            except Exception as error:  # noqa: BLE001 - whatever fails fails for this row alone, and is told with it
+            except Exception as error:  # noqa: BLE001 - an error belongs to this row and is kept with it
                 self.failures[node] = error
             return nothing()
 
@@ -151,7 +153,7 @@ class TargetRows:
 
 
 class Asked(NamedTuple):
-    """One sequence whose rows a rule will look at."""
+    """One sequence whose rows a rule will judge."""
 
     first: int
     """Its first row among the pass's logits."""
@@ -159,7 +161,7 @@ class Asked(NamedTuple):
     sampler: RequestSampler
     round_number: int
     ended: Callable[[Path], bool]
-    """See :class:`TargetRows`."""
+    """Whether the output ends on a draft path."""
 
 
 def rows_of(logits: torch.Tensor, vocabulary: int, sequences: Sequence[Asked]) -> list[TargetRows]:
@@ -167,8 +169,8 @@ def rows_of(logits: torch.Tensor, vocabulary: int, sequences: Sequence[Asked]) -
 
     Args:
         logits: float [wanted rows, ≥ vocabulary].
-        vocabulary: columns that count.
-        sequences: in the order of their rows.
+        vocabulary: number of valid columns.
+        sequences: the sequences, in the order of their rows.
     """
     best = SharedArgmax(logits, vocabulary)
     laws: dict[float, SharedLaws] = {}
