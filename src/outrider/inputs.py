@@ -153,7 +153,8 @@ def read_params(given: Any, options: Mapping[str, Any], count: int) -> list[Samp
     each = [_one(item, options) for item in given]
     if len(each) != count:
         raise RequestError(
-            f"got {counted(len(each), 'set')} of parameters for {counted(count, 'prompt')}; give one for all prompts, or one per prompt"
+            f"got {counted(len(each), 'set')} of parameters for {counted(count, 'prompt')}; "
+            "give one for all prompts, or one per prompt"
         )
     return each
 

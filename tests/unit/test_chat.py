@@ -157,7 +157,7 @@ def test_messages_reach_the_tokenizer_whole() -> None:
         ([{"role": None, "content": "a"}], "has no role"),
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{x"}}]}],
-            r"messages\[0\] calls 'f' with arguments that are no JSON",
+            r"messages\[0\] calls 'f' with arguments that are not JSON",
         ),
     ],
 )
