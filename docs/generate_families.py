@@ -22,8 +22,9 @@ INTRODUCTION = f"""# Model families
 
 <!-- written by docs/generate_families.py; do not edit -->
 
-The tables list every causal language model class of transformers {transformers.__version__}: those that the `hf` backend
-runs, and those that it refuses, with the reason. [The native backend](cpu.md#supported-models) has its own list.
+The tables list every causal language model class of transformers {transformers.__version__}: those that the `hf`
+backend runs, and those that it refuses, with the reason. [The native backend](cpu.md#supported-models) has
+its own list.
 
 Each class was built tiny with random weights and tested with the contract of the `hf` backend: three ragged sequences
 in one flat pass, prompt chunks, trees with siblings, a sequence that joins late, commits of branches that skip nodes,
@@ -42,14 +43,15 @@ ROTARY = """
 
 `longrope` (Phi-3, Phi-3.5-MoE) and `dynamic` choose their frequencies by the longest position of a call. In a flat pass
 a row would then depend on other rows, and a key written while the text was short would not fit a query computed when it
-is long. All rows of a text must use the same frequencies. So Outrider chooses them once, when the model is loaded: those
-of a text as long as the context.
+is long. All rows of a text must use the same frequencies. So Outrider chooses them once, when the model is loaded:
+those of a text as long as the context.
 
 * `longrope`: with a context up to `original_max_position_embeddings`, the short factors, equal to transformers for
-  every text. With a longer context, the long factors, equal to transformers for every text longer than the original length;
-  shorter texts then use the long factors, too. If all texts are short, load the model with a shorter `context_length`.
-* `dynamic`: the frequencies of a text as long as the context; up to `max_position_embeddings` these are unscaled and equal
-  to transformers.
+  every text. With a longer context, the long factors, equal to transformers for every text longer than the original
+  length; shorter texts then use the long factors, too. If all texts are short, load the model with a shorter
+  `context_length`.
+* `dynamic`: the frequencies of a text as long as the context; up to `max_position_embeddings` these are unscaled and
+  equal to transformers.
 
 So a row's result depends only on its own path and on the configuration, not on the batch or on prompt chunks. `linear`,
 `yarn`, `llama3` and `proportional` do not depend on the length.
