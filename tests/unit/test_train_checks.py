@@ -16,7 +16,7 @@ from train_commands import METHOD, make_place, words
 from outrider.cli import main
 from outrider.errors import ConfigError
 from outrider.train import checks
-from outrider.train.loop.locks import alone
+from outrider.train.loop.workers import locked
 
 
 @pytest.fixture(scope="module")
@@ -220,8 +220,8 @@ def test_prompts_that_leave_no_room_for_an_answer_are_refused_before_any_is_answ
 HOLDER = """
 import sys, time
 from pathlib import Path
-from outrider.train.loop.locks import alone
-with alone(Path(sys.argv[1]), "training", "--output"):
+from outrider.train.loop.workers import locked
+with locked(Path(sys.argv[1]), "training", "--output"):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -247,7 +247,7 @@ def test_two_trainings_in_one_folder_are_kept_apart(
     finally:
         other.kill()
         other.communicate()
-    with alone(tmp_path / folder, "training", flag):  # whoever was killed holds nothing
+    with locked(tmp_path / folder, "training", flag):  # whoever was killed holds nothing
         pass
 
 
@@ -255,6 +255,6 @@ def test_a_folder_that_cannot_be_locked_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(ConfigError, match=r"file cannot be used: .*; name another with --output"),
-        alone(tmp_path / "file", "training", "--output"),
+        locked(tmp_path / "file", "training", "--output"),
     ):
         pass

@@ -125,7 +125,7 @@ def test_the_same_command_again_has_nothing_left_to_do(place: Path, capsys: pyte
 def test_answering_while_training_keeps_few_answers_and_drafts_all_the_same(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.train.gather._FIRST", 20)
+    monkeypatch.setattr("outrider.train.training_data._FIRST", 20)
     code, out, err = trained(place, capsys, "medusa", "--heads", "2", "--online", output="on", data="little")
     assert code == 0, err
     assert json.loads(out.splitlines()[-1])["training"]["tokens"] >= 600

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.config import SchedulerConfig
-from outrider.drafters.base import Drafter, DrafterConfig, Workbench
+from outrider.drafters.base import DrafterConfig
+from outrider.engine.build import build_engine
+from outrider.engine.driver import Driver
 from outrider.engine.engine import Engine
+from outrider.engine.picker import DrawingPicker
 from outrider.engine.request import Request
 from outrider.errors import NumericsError
 from outrider.kv.pool import KVPool
@@ -29,10 +32,6 @@ ABREAST = 32
 """Most texts that are completed at a time; the others wait, and join as those end."""
 
 
-def _unchanged(drafter: Drafter) -> Drafter:
-    return drafter
-
-
 @dataclass(frozen=True, eq=False)
 class Parts:
     """Everything an engine is built from."""
@@ -45,8 +44,7 @@ class Parts:
     dtype: torch.dtype = torch.float32
     pool: type[KVPool] = KVPool
     engine: Callable[..., Engine] = Engine
-    wrap: Callable[[Drafter], Drafter] = _unchanged
-    """Put around the drafter."""
+    picker: type[DrawingPicker] = DrawingPicker
     prefix_cache: bool = False
     """Whether requests take over each other's rows; every check but the one of just that computes its own."""
 
@@ -74,25 +72,19 @@ class Parts:
             pool: the pages.
             tokenizer: makes text and names the end tokens; None serves token ids alone.
         """
-        bench = Workbench(
-            target=self.target,
-            tokenizer=self.tokenizer,
-            pool=pool,
-            draws=self.verifier.draws,
-            device=self.target.device,
-            vocabulary=self.vocabulary,
+        engine = build_engine(
+            self.target,
+            self.tokenizer,
+            self.config,
+            self.verifier,
+            pool,
             load=self.load,
+            scheduler=SchedulerConfig(max_running=sequences),
+            ids_alone=tokenizer is None,
+            kind=self.engine,
         )
-        return self.engine(
-            target=self.target,
-            tokenizer=tokenizer,
-            pool=pool,
-            drafter=self.wrap(self.config.build(bench)),
-            verifier=self.verifier,
-            config=SchedulerConfig(max_running=sequences),
-            most_nodes=self.config.most_nodes,
-            vocabulary=self.vocabulary,
-        )
+        engine.drafting.picker_type = self.picker
+        return engine
 
     def complete(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Request]:
         """Complete prompts, many side by side.
@@ -101,14 +93,14 @@ class Parts:
             NumericsError: the target's logits hold NaN or infinity.
         """
         longest = max(len(prompt) + (wish.max_tokens or 0) for prompt, wish in zip(prompts, params, strict=True))
-        engine = self.build(min(len(prompts), ABREAST), longest)
-        requests = [engine.submit(prompt, wish) for prompt, wish in zip(prompts, params, strict=True)]
-        while not engine.idle:
-            engine.step()
-        for request in requests:
+        with Driver(self.build(min(len(prompts), ABREAST), longest), threaded=False) as driver:
+            call = driver.submit(zip(prompts, params, strict=True), ends_only=True)
+            while driver.wait(call) is not None:
+                pass
+        for request in call.requests:
             if request.error is not None:
                 raise NumericsError(request.error)
-        return requests
+        return call.requests
 
 
 def rows_after(target: TargetModel, rows: SequenceRows) -> torch.Tensor:

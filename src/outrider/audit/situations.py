@@ -17,9 +17,11 @@ from outrider.audit.decoys import Answers, Decoys
 from outrider.audit.equality import GREEDY, SAMPLED, Batch, Comparison, Setting, plainly
 from outrider.audit.parts import Parts
 from outrider.audit.report import CheckResult, Remedy
-from outrider.engine.engine import Engine, Progress
+from outrider.engine.driver import Driver
+from outrider.engine.engine import Engine
 from outrider.engine.request import Request, Status
 from outrider.engine.stopping import FinishReason
+from outrider.engine.turn import Progress
 from outrider.sampling.params import LogitsProcessor, SamplingParams
 
 if TYPE_CHECKING:
@@ -125,14 +127,15 @@ class Life:
     @classmethod
     def of(cls, engine: Engine, asked: Sequence[Asked]) -> Life:
         """Complete everything side by side."""
-        requests = tuple(engine.submit(one.prompt, one.params, choice=one.choice) for one in asked)
-        told: dict[str, list[Progress]] = {request.id: [] for request in requests}
-        preempted: set[str] = set()
-        while not engine.idle:
-            for progress in engine.step():
-                told[progress.request.id].append(progress)
-            preempted |= {one.id for one in requests if one.status is Status.WAITING and one.output_ids}
-        return cls(requests, told, len(preempted))
+        with Driver(engine, threaded=False) as driver:
+            call = driver.submit((one.prompt, one.params) for one in asked if one.choice == 0)
+            told: dict[str, list[Progress]] = {request.id: [] for request in call.requests}
+            preempted: set[str] = set()
+            while call.open:
+                for progress in driver.step():
+                    told[progress.request.id].append(progress)
+                preempted |= {one.id for one in call.requests if one.status is Status.WAITING and one.output_ids}
+        return cls(tuple(call.requests), told, len(preempted))
 
     @property
     def inside(self) -> int:
@@ -238,10 +241,10 @@ class Situations:
     def _answers(self) -> Answers:
         unended = [one.unended(self._end_ids) for one in self._asked]
         texts = self._plainly(unended, None).requests
-        return {
-            (one.prompt, request.seed, one.choice): request.output_ids
-            for one, request in zip(unended, texts, strict=True)
-        }
+        answers: dict[tuple[int, ...], list[Sequence[int]]] = {}
+        for one, request in zip(unended, texts, strict=True):
+            answers.setdefault(one.prompt, []).append(request.output_ids)
+        return answers
 
     @cached_property
     def _plain(self) -> Life:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from outrider.bench.prompts import Encoded
 from outrider.config import CacheConfig, Speculation
 from outrider.drafters.base import DrafterConfig
+from outrider.engine.driver import Driver
 from outrider.errors import NumericsError
 from outrider.heads.checkpoint import HeadCheckpoint
 from outrider.llm import LLM
@@ -176,7 +177,10 @@ def run(models: Models, workload: Workload, advance: Callable[[], None] = lambda
 def _warm_up(models: Models, workload: Workload, arm: Arm) -> None:
     """The first passes of a process allocate and tune; let no method pay for that."""
     params = SamplingParams(max_tokens=min(_WARM_UP_TOKENS, workload.max_tokens))
-    models.engine(arm, workload.cache_rows).generate(list(workload.prompts[0].token_ids), params)
+    driver = Driver(models.engine(arm, workload.cache_rows).engine, threaded=False)
+    call = driver.submit([(workload.prompts[0].token_ids, params)])
+    while driver.wait(call) is not None:
+        pass
 
 
 def measure(llm: LLM, workload: Workload, prompt: Encoded, setting: Setting, arm: Arm, repeat: int) -> Sample:
@@ -185,14 +189,15 @@ def measure(llm: LLM, workload: Workload, prompt: Encoded, setting: Setting, arm
     Raises:
         NumericsError: the target's logits are not numbers.
     """
-    engine, drafts, whole = llm.engine, [0.0], None
+    engine, drafts = llm.engine, [0.0]
+    driver = Driver(engine, threaded=False)  # no round may begin before the last one's clock was read
     before = engine.seconds.copy()
     begun = time.perf_counter()
-    for chunk in llm.stream(prompt.token_ids, workload.params(prompt, setting, repeat)):
+    call = driver.submit([(prompt.token_ids, workload.params(prompt, setting, repeat))])
+    while driver.wait(call) is not None:
         drafts.append(engine.seconds.draft)
-        whole = chunk.choice
     wall = time.perf_counter() - begun
-    assert whole is not None
+    whole = call.choice(call.requests[0])
     if whole.error is not None:
         raise NumericsError(f"{prompt.row.id}: {whole.error}")
     return Sample(

@@ -18,10 +18,10 @@ from outrider.cli.help import OUTPUT
 from outrider.cli.options import CACHE, SPECULATION, CacheFlags, ModelFlags, SpeculationFlags
 from outrider.cli.sampling import SamplingFlags
 from outrider.cli.terminal import Wrap, reader
-from outrider.drafters.base import named_models
 from outrider.errors import ConfigError, NumericsError, RequestError
 from outrider.kernels.native import cpu
 from outrider.metrics import RowCosts
+from outrider.options import drafters_named
 
 if TYPE_CHECKING:
     from outrider.completion import Choice
@@ -71,9 +71,9 @@ def chat(
 def banner(llm: LLM, name: str) -> str:
     """One line with model, drafter and backend."""
     config, target = llm.drafter_config, llm.engine.target
-    drafts = " with ".join((config.method, ", ".join(named_models(config)))) if named_models(config) else config.method
-    own = getattr(target, "own_threads", False)
-    runs = f"native ({cpu.kernel_name()}, {cpu.threads()} threads)" if own else f"hf on {target.device}"
+    drafts = " with ".join(filter(None, (config.method, ", ".join(drafters_named(config)))))
+    where = f" ({cpu.kernel_name()}, {cpu.threads()} threads)" if target.own_threads else f" on {target.device}"
+    runs = target.backend + where
     return f"{name} · {drafts} · {runs}"
 
 

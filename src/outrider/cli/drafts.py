@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from outrider.cli.options import Option, chosen_config, options_of
-from outrider.drafters.base import MODELS_FLAG, DrafterConfig, changed, named_models
+from outrider.drafters.base import DrafterConfig, changed
 from outrider.errors import ConfigError
+from outrider.options import drafters_named
 from outrider.verify import check_exact, make_verifier
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def read_draft(text: str) -> Draft:
     config = changed(config, values)
     if config.most_nodes < 2:
         raise ConfigError(f"--draft {text} drafts nothing; leave it out, since plain decoding always runs")
-    if _places(config) and not named_models(config):
+    if _places(config) and not drafters_named(config):
         raise ConfigError(f"--draft {text}: {config.method} needs a draft model or head: --draft {config.method}:PATH")
     shown = [Path(part).name.removesuffix(".gguf") if part == path and path else part for part in (method, *rest)]
     return Draft(":".join(shown), text, config)
@@ -76,7 +77,7 @@ def read_draft(text: str) -> Draft:
 
 def _places(config: DrafterConfig) -> list[Option]:
     """The option for draft models, if the method has one."""
-    return [option for option in options_of(type(config)) if option.flag == MODELS_FLAG]
+    return [option for option in options_of(type(config)) if option.names_drafter]
 
 
 def _values(text: str, config: DrafterConfig, path: str, settings: Sequence[str]) -> dict[str, Any]:

@@ -34,8 +34,9 @@ def export(
         four_bits: Pack all matrices in four bits; for the format outrider.
         as_json: Print one JSON object instead; errors too.
     """
-    from outrider.heads.checkpoint import OWN, PACKED, SMALL, read_head, write_head
+    from outrider.heads.checkpoint import OWN, PACKED, SMALL, write_head
     from outrider.heads.formats.base import export as write
+    from outrider.heads.loading import read_head
 
     if four_bits and to != OWN:
         raise ConfigError(f"--four-bits works only with --to {OWN}; {to} stores full-precision weights")

@@ -44,7 +44,6 @@ def kernels(
     from outrider.kernels.native import set_threads, use_kernels
     from outrider.models.backends import LoadOptions, load_model
     from outrider.models.loading import find
-    from outrider.models.native.model import NativeModel
 
     if repeat < 1:
         raise ConfigError(f"--repeat must be at least 1, not {repeat}")
@@ -55,7 +54,6 @@ def kernels(
     options = LoadOptions(backend="native", quantization=quantization)
     served = load_model(model, options)[0] if model is not None else None
     name = "" if model is None else find(model)[1]
-    assert served is None or isinstance(served, NativeModel)
     console = output.side()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("measuring", total=(0 if skip_kernels else len(KINDS) + 1) + (repeat if served else 0))

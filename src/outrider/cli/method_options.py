@@ -13,6 +13,7 @@ from outrider.cli.help import SPECULATION
 from outrider.cli.numbers import whole_number
 from outrider.drafters.base import DrafterConfig, config_class, methods
 from outrider.errors import ConfigError
+from outrider.options import Role
 
 T = TypeVar("T")
 
@@ -46,11 +47,17 @@ class Option(NamedTuple):
     default: Any
     low: float | None
     high: float | None
+    role: Role | None
 
     @property
     def shown(self) -> str:
         """The flag in its shown spelling."""
         return spellings(self.flag)[0]
+
+    @property
+    def names_drafter(self) -> bool:
+        """Whether it names what drafts: a draft model or a trained head."""
+        return self.role is not None and self.role.names_drafter
 
     @property
     def several(self) -> bool:
@@ -102,6 +109,7 @@ def options_of(config: type[DrafterConfig]) -> list[Option]:
             default=item.default,
             low=item.metadata["low"],
             high=item.metadata["high"],
+            role=item.metadata["role"],
         )
         for item in dataclasses.fields(config)  # type: ignore[arg-type]
         if "flag" in item.metadata

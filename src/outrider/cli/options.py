@@ -17,15 +17,14 @@ from outrider.config import CacheConfig, Speculation
 from outrider.drafters.base import (
     AUTOMATIC,
     AUTOMATICALLY,
-    MODELS_FLAG,
     DrafterConfig,
     automatic_config,
     changed,
     make_config,
-    named_models,
 )
 from outrider.errors import ConfigError
 from outrider.kernels.native import set_threads, use_kernels
+from outrider.options import drafters_named
 from outrider.verify import Verifier, check_exact, make_verifier, registered, rule_label
 
 if TYPE_CHECKING:
@@ -180,7 +179,7 @@ class MethodFlags:
     @property
     def draft_models(self) -> list[str]:
         """The draft models on the command line."""
-        return list(self.given().get(MODELS_FLAG, []))
+        return [name for flag, names in self.given().items() if all_options()[flag][0].names_drafter for name in names]
 
     def check_used(self, configs: Sequence[DrafterConfig]) -> None:
         """Refuse an option that none of the methods has.
@@ -216,8 +215,9 @@ class MethodFlags:
             raise ConfigError(f"{spellings(foreign[0])[0]} is not an option of {named.rstrip(',')}; it has: {has}")
         values = {known[flag].field: known[flag].value(value) for flag, value in given.items() if flag in known}
         config, rule = changed(config, values), make_verifier(self.verifier)
-        if model is not None and MODELS_FLAG in known and not named_models(config):
-            raise ConfigError(f"{config.method} needs a draft model or head; name it with {known[MODELS_FLAG].shown}")
+        place = next((option for option in known.values() if option.names_drafter), None)
+        if model is not None and place is not None and not drafters_named(config):
+            raise ConfigError(f"{config.method} needs a draft model or head; name it with {place.shown}")
         check_exact(rule, config.method, config.needs)
         return Plan(config, rule)
 

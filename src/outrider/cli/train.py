@@ -19,12 +19,12 @@ from outrider.cli import help as groups
 from outrider.cli import output
 from outrider.cli.numbers import WHOLE, whole_number
 from outrider.errors import ConfigError
+from outrider.train.data.prompt_store import PROMPTS
 from outrider.train.data.regenerate import AnswerConfig
 from outrider.train.data.synthesise import SynthesisConfig
-from outrider.train.data.synthetic import PROMPTS
-from outrider.train.gather import DataConfig
 from outrider.train.recipes.base import Recipe, recipe_class, trainable
 from outrider.train.settings import Settings
+from outrider.train.training_data import DataConfig
 
 if TYPE_CHECKING:
     from outrider.train.loop.workers import Workers
@@ -236,14 +236,13 @@ def _train(recipe: Recipe, asked: _Asked, place: Path, **texts: Any) -> dict[str
     from outrider.llm import LLM
     from outrider.models.loading import find
     from outrider.train.bars import waiting
-    from outrider.train.checks import Plan
+    from outrider.train.checks import TrainingPlan
+    from outrider.train.data.prompt_store import prompt_options
     from outrider.train.data.regenerate import answer_options
-    from outrider.train.data.synthetic import prompt_options
-    from outrider.train.evaluation.payoff import bought
-    from outrider.train.gather import ANSWERS, Source
-    from outrider.train.loop.state import TRAINING
-    from outrider.train.report.outcome import Outcome
+    from outrider.train.evaluation.payoff import measure_payoff
+    from outrider.train.loop.resume import TRAINING
     from outrider.train.run import train as run
+    from outrider.train.training_data import ANSWERS, TextSource
 
     settings, sizes, console = asked.flags.of("settings"), asked.flags.of("data"), asked.console
     before = {"synthesis": prompt_options(place), "answers": answer_options(place / ANSWERS)}
@@ -251,32 +250,24 @@ def _train(recipe: Recipe, asked: _Asked, place: Path, **texts: Any) -> dict[str
         console.print(f"as before in {place}: {' '.join(same)}")
     name = find(asked.model)[1]
     making = {part: asked.flags.of(part, options) for part, options in before.items()}
-    source = Source(place, target=name, **texts, **making)
-    plan = Plan(recipe, source, sizes, settings, asked.output, asked.working.count)
-    first = asked.working.rank == 0  # it alone writes files that the others read
+    source = TextSource(place, target=name, **texts, **making)
+    plan = TrainingPlan(recipe, source, sizes, settings, asked.output, asked.working.count)
+    first = asked.working.rank == 0  # which writes what others would be reading meanwhile
     if first:
         plan.check_files()
     with waiting(f"loading {name}", console):
         llm = LLM(asked.model, speculation="none", backend=asked.backend)
     if first:
         plan.check_model(llm, console)
-    trained = run(llm, recipe, source, asked.output, target_name=name, data=sizes, settings=settings, console=console)
-    if not first or trained.texts is None:
+    outcome = run(llm, recipe, source, asked.output, target_name=name, data=sizes, settings=settings, console=console)
+    if not first:
         return {}
-    comparison = bought(llm, recipe.product.arms(recipe.method, asked.output), trained.texts.held_out, console)
-    outcome = Outcome(
-        model=asked.model,
-        method=recipe.method,
-        output=asked.output,
-        trained=trained,
-        bought=comparison,
-        starts=recipe.product.starts_from_heads,
-        online=source.online,
-    )
-    trained.findings.write(asked.output / TRAINING, outcome.to_json())
+    payoff = measure_payoff(llm, recipe.product.arms(recipe.method, asked.output), outcome.texts.held_out, console)
+    outcome = dataclasses.replace(outcome, model=asked.model, payoff=payoff)
+    outcome.findings.write(asked.output / TRAINING, outcome.to_json())
     for line in outcome.lines():
         console.print(line)
-    return {"training": trained.findings.summary()} | outcome.to_json()
+    return {"training": outcome.findings.summary()} | outcome.to_json()
 
 
 @contextmanager

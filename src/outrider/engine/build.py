@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from outrider.config import CacheConfig, SchedulerConfig, Speculation, read_config
-from outrider.drafters.base import DrafterConfig, Workbench
+from outrider.control.fair_share import FairShare
+from outrider.drafters.base import DrafterConfig, Workbench, check_rollback
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
-from outrider.heads.checkpoint import HeadCheckpoint, kind_of
+from outrider.heads.checkpoint import HeadCheckpoint
+from outrider.heads.loading import kind_of
 from outrider.kv.memory import automatic_rows, check_fits
 from outrider.kv.pool import KVPool
 from outrider.models.base import TargetModel
@@ -60,10 +62,11 @@ def assemble(
         scheduler: how much work goes into one pass.
 
     Raises:
-        ConfigError: an option is unknown or out of bounds, or the rule is not exact for the method's drafts.
+        ConfigError: an option is unknown or out of bounds, or the rule or the target cannot take the method's drafts.
         ModelError: a draft model or head cannot be served.
     """
     config = plan.drafter_config()
+    check_rollback(config, target, "the target")
     verifier = _rule(plan.verifier, config)
     limits, pool = read_config(scheduler, SchedulerConfig()), _pool(target, read_config(cache, CacheConfig()))
     needs = {"the target": target.row_bytes}
@@ -73,6 +76,53 @@ def assemble(
         needs[str(path)] = model.row_bytes
         return model, its_tokenizer
 
+    engine = build_engine(
+        target,
+        tokenizer,
+        config,
+        verifier,
+        pool,
+        load=load_draft,
+        heads=heads,
+        scheduler=limits,
+        reserve=needs.__setitem__,
+    )
+    check_fits(pool, needs, target.device)
+    return Assembled(engine, config, verifier, {model: pool.rows * size for model, size in needs.items()})
+
+
+def build_engine(  # noqa: PLR0913 - the one place where all parts meet
+    target: TargetModel,
+    tokenizer: Tokenizer | None,
+    config: DrafterConfig,
+    verifier: Verifier,
+    pool: KVPool,
+    *,
+    load: Loader,
+    heads: Mapping[str, HeadCheckpoint] | None = None,
+    scheduler: SchedulerConfig | None = None,
+    ids_alone: bool = False,
+    reserve: Callable[[str, int], None] = lambda name, row_bytes: None,
+    kind: Callable[..., Engine] = Engine,
+) -> Engine:
+    """Put target, drafter, rule, pages and scheduler together: the one place where an engine is made.
+
+    Args:
+        target: the model served.
+        tokenizer: the target's; None where there is none.
+        config: makes the drafter.
+        verifier: decides.
+        pool: pages for the target and for drafters that keep their own.
+        load: loads draft models.
+        heads: trained heads in memory, by name.
+        scheduler: how much work goes into one pass.
+        ids_alone: serve token ids alone, without text and end tokens, though there is a tokenizer.
+        reserve: told how many bytes one position takes in a cache of the drafter's own.
+        kind: the engine's class.
+
+    Raises:
+        ModelError: a draft model or head cannot be served.
+    """
     vocabulary = min(target.vocabulary, tokenizer.vocab_size) if tokenizer else target.vocabulary
     bench = Workbench(
         target=target,
@@ -81,22 +131,20 @@ def assemble(
         draws=verifier.draws,
         device=target.device,
         vocabulary=vocabulary,
-        load=load_draft,
+        load=load,
         heads=heads or {},
-        reserve=needs.__setitem__,
+        reserve=reserve,
     )
-    engine = Engine(
+    return kind(
         target=target,
-        tokenizer=tokenizer,
+        tokenizer=None if ids_alone else tokenizer,
         pool=pool,
-        drafter=config.build(bench),
+        drafters=(config.build(bench),),
         verifier=verifier,
-        config=limits,
-        most_nodes=config.most_nodes,
+        config=scheduler or SchedulerConfig(),
+        controller=FairShare(config.most_nodes),
         vocabulary=vocabulary,
     )
-    check_fits(pool, needs, target.device)
-    return Assembled(engine, config, verifier, {model: pool.rows * size for model, size in needs.items()})
 
 
 def _rule(name: str, config: DrafterConfig) -> Verifier:

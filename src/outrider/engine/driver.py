@@ -1,290 +1,275 @@
-"""One engine for several threads: whoever waits for a result runs rounds for all, one thread at a time.
+"""One way to drive an engine: callers ask from any thread or event loop, and one thread runs the rounds.
 
-The lock guards what is written here and is never held during a round.  A request enters and leaves the engine between
-two rounds.  A caller that is asleep wakes when a round has something for it, or when nobody runs the next one.
+Only that thread touches the engine.  Everybody else puts what they want into its inbox, and reads what rounds did from
+the mail of their :class:`Call`.  Both are queues that never block whoever writes: a garbage collection may drop a
+stream in the middle of anything, and an event loop never waits for a round.
+
+The thread begins with the first call and sleeps while there is none.  Asleep it holds nothing but the inbox, so that a
+driver nobody refers to is freed at once; then the thread ends.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Generator, Iterable
 from functools import partial
+from itertools import islice
+from queue import SimpleQueue
+from typing import Any, Final, TypeVar
 
-from outrider.completion import Choice, Chunk
-from outrider.engine.engine import Engine, Progress
-from outrider.engine.request import Request
+import torch
+
+from outrider.completion import Choice
+from outrider.engine.call import ADMITTED, END, Call, Letter, Wish
+from outrider.engine.engine import Engine
+from outrider.engine.rounds import Command, Rounds, nothing, run
+from outrider.engine.turn import Progress
 from outrider.errors import RequestError
-from outrider.metrics import PhaseSeconds
-from outrider.sampling.params import SamplingParams
 
-Wish = tuple[Sequence[int], SamplingParams]
-"""A prompt's token ids, and what is asked of its outputs."""
-
-
-class Call:
-    """The requests of one caller, and what became of them.
-
-    Args:
-        engine: what decodes them.
-        lock: guards what rounds write here.
-        ends_only: whether the caller asks for nothing before a request has ended.
-    """
-
-    def __init__(self, engine: Engine, lock: threading.Lock, ends_only: bool) -> None:
-        self.groups: list[list[Request]] = []
-        """The requests of each prompt."""
-        self.items: deque[Progress] = deque()
-        """What the caller has not taken yet."""
-        self.ready = threading.Condition(lock)
-        self.open = 0
-        """Requests that have not ended."""
-        self.dropped = False
-        """Whether the caller wants nothing more."""
-        self.seconds = PhaseSeconds()
-        """The engine's time from the call's beginning to its last end."""
-        self._engine, self._ends_only, self._before = engine, ends_only, engine.seconds.copy()
-        self._drafted: dict[str, list[bool]] = {}
-
-    @property
-    def requests(self) -> list[Request]:
-        """Those of all prompts."""
-        return [request for group in self.groups for request in group]
-
-    def take(self, item: Progress) -> None:
-        """Keep what a round did, and wake the caller where that is what it waits for."""
-        self.open -= item.finished
-        marks = self._drafted.setdefault(item.request.id, [])
-        marks += [place < item.drafted for place in range(len(item.tokens))]
-        if not self.open:
-            self.seconds = self._engine.seconds.minus(self._before)
-        if item.finished or not self._ends_only:
-            self.items.append(item)
-            self.ready.notify_all()
-
-    def choice(self, request: Request) -> Choice:
-        """The output of a request that has ended."""
-        tokenizer = self._engine.tokenizer
-        decoder = None if tokenizer is None else partial(tokenizer.stream, request.params.skip_special_tokens)
-        return Choice.of(request, self._drafted.get(request.id, ()), decoder)
+_Name = TypeVar("_Name")
+_Result = TypeVar("_Result")
+_LAST_ROUND: Final = 5.0
+"""Most seconds that the end of the interpreter waits for a round to end."""
 
 
-class SharedEngine:
-    """Lets several threads submit to one engine and wait for what is theirs.
+class Driver:
+    """Runs an engine's rounds for everybody who asks.
+
+    A round that raises leaves every request whole, as :class:`outrider.engine.engine.Engine` promises.  What it raised
+    goes to every caller that waits for a result then; if none does, no round is run until one waits and is told.
 
     Args:
         engine: nobody else may run its rounds while calls are open here.
+        threaded: whether rounds are run by a thread of the driver's own.  Without one, whoever waits runs them, and
+            only one thread may use the driver: the same calls then always make the same rounds.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine: Engine | None = engine
-        self._lock = threading.Lock()
-        self._round_over = threading.Condition(self._lock)
-        self._runner: int | None = None
-        """The thread that is inside a round."""
-        self._guests = 0
-        """Threads that wait to do something between two rounds, which goes before the next one."""
-        self._calls: dict[str, Call] = {}
-        self._asleep: list[Call] = []
-        self._dropped: deque[Call] = deque()
-        """Calls to cancel; a garbage collection may add one at any point of any thread."""
+    def __init__(self, engine: Engine, *, threaded: bool = True) -> None:
+        self._rounds, self._threaded, self._closing = Rounds(engine), threaded, False
+        self._tokenizer, self._maker = engine.tokenizer, threading.get_ident()
+        self._gate = threading.Lock()
+        """Guards the beginning and the end of the thread; never held during a round."""
+        self._thread: threading.Thread | None = None
+        # The thread wakes when its rounds are gone, and ends.
+        weakref.finalize(self._rounds, self._rounds.inbox.put, nothing).atexit = False
+        _ALIVE.add(self)
 
     @property
     def engine(self) -> Engine:
         """The engine.
 
         Raises:
-            RequestError: it was closed.
+            RequestError: the driver was closed.
         """
-        if self._engine is None:
+        engine = self._rounds.engine
+        if engine is None or self._closing:
             raise RequestError("this LLM is closed; make a new one")
-        return self._engine
+        return engine
 
     @property
     def closed(self) -> bool:
         """Whether nothing more can be asked."""
-        return self._engine is None
+        return self._closing
 
-    def submit(self, wishes: Iterable[Wish], *, ends_only: bool) -> Call:
-        """Queue completions, all of them before the next round.
+    def post(self, wishes: Iterable[Wish], *, ends_only: bool = False) -> Call:
+        """Ask for completions without waiting; all of them begin before the next round, or none.
 
         Args:
             wishes: prompts and their parameters; each gets as many requests as its ``n``.
-            ends_only: whether :meth:`wait` is to give nothing before a request has ended.
+            ends_only: whether reading is to give nothing before a request has ended.
+
+        Returns:
+            The call; waiting for it raises what :meth:`submit` does.
 
         Raises:
-            RequestError: a prompt cannot be served; none is queued then.
+            RequestError: the driver was closed, or a logits processor or drafter of its own asks.
+        """
+        self._refuse_the_runner()
+        call = Call(wishes, self._tokenizer, ends_only=ends_only)
+        self._send(partial(Rounds.admit, call=call))
+        return call
+
+    def submit(self, wishes: Iterable[Wish], *, ends_only: bool = False) -> Call:
+        """Ask for completions and wait until they are queued; see :meth:`post` for arguments.
+
+        Raises:
+            RequestError: a prompt cannot be served; nothing of the call is queued then.
             ConfigError: the same of parameters.
         """
-        call = Call(self.engine, self._lock, ends_only)
-        with self._between_rounds():
-            try:
-                for prompt, params in wishes:
-                    self._admit(call, prompt, params)
-            except BaseException:
-                self._cancel(call)
-                raise
+        call = self.post(wishes, ends_only=ends_only)
+        try:
+            call.opened(self._letter(call))
+        except BaseException:
+            self.cancel(call)
+            raise
         return call
 
     def wait(self, call: Call) -> Progress | None:
         """The next thing that happened to a call's requests, or None when there will be none.
 
-        The calling thread runs rounds itself while no other does.  An exception that escapes a round it runs is its
-        own; others go on.
+        Raises:
+            BaseException: what a round raised meanwhile; the call goes on, and may be waited for again.
         """
         self._refuse_the_runner()
-        try:
-            with self._lock:
-                try:
-                    while call.open and not call.items and not call.dropped:
-                        if self._runner is None and not self._guests:
-                            self._run_round()
-                        else:
-                            self._sleep(call)
-                    return call.items.popleft() if call.items and not call.dropped else None
-                finally:
-                    self._wake_one()
-        finally:
-            self._cancel_dropped()
+        letter: Letter = ADMITTED
+        while letter is ADMITTED and not call.dropped:
+            letter = self._letter(call)
+        return call.opened(letter)
 
-    def drop(self, call: Call) -> None:
-        """Cancel what is open of a call: at once between rounds, else when the round ends; never waits."""
-        call.dropped = True
-        if call.open:
-            self._dropped.append(call)
-            self._cancel_dropped()
-
-    def clear_prefix_cache(self) -> None:
-        """See :meth:`outrider.engine.engine.Engine.clear_prefix_cache`."""
-        with self._between_rounds():
-            self.engine.clear_prefix_cache()
-
-    def close(self) -> None:
-        """Cancel every open call, and let go of the engine."""
-        if self._engine is None:
-            return
-        with self._between_rounds():
-            for call in set(self._calls.values()):
-                self._cancel(call)
-            self._engine = None
-
-    @contextmanager
-    def _between_rounds(self) -> Iterator[None]:
+    async def awaited(self, call: Call) -> Progress | None:
+        """The same for an event loop, which goes on meanwhile."""
         self._refuse_the_runner()
+        letter: Letter = ADMITTED
+        while letter is ADMITTED and not call.dropped:
+            letter = await call.awaited(self._ask_for_fault)
+        return call.opened(letter)
+
+    def cancel(self, call: Call) -> None:
+        """End what is open of a call before the next round, from any thread at any point; never waits."""
+        call.dropped = True
+        call.put(END)
+        if call.open:
+            self._rounds.inbox.put(partial(Rounds.drop, call=call))
+            if not self._threaded and self._rounds.runner is None:
+                self._rounds.settle()
+
+    def between_rounds(self, work: Callable[[Engine], _Result]) -> _Result:
+        """Do something to the engine while no round runs, after all that was asked for before.
+
+        Raises:
+            RequestError: the driver was closed, or a logits processor or drafter of its own asks.
+        """
+        self._refuse_the_runner()
+        reply: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        self._send(partial(_answer, work, reply))
+        result, error = reply.get()
+        if error is not None:
+            raise error
+        found: _Result = result
+        return found
+
+    def step(self) -> list[Progress]:
+        """Run one round here and now, whoever's requests are in it.
+
+        Returns:
+            What it did.
+
+        Raises:
+            RequestError: the driver has a thread of its own for that.
+            BaseException: whatever the round raised.
+        """
+        if self._threaded:
+            raise RequestError("this driver runs its rounds in a thread of its own; make one with threaded=False")
+        self._refuse_the_runner()
+        progress = self._rounds.turn()
+        self._rounds.settle()
+        fault, self._rounds.fault = self._rounds.fault, None
+        if fault is not None:
+            raise fault
+        return progress
+
+    def completed(
+        self, wishes: Iterable[tuple[_Name, Wish]], most: int
+    ) -> Generator[tuple[_Name, Choice | RequestError], None, None]:
+        """Complete prompts, and begin the next whenever one ends, so that every pass of the target is full.
+
+        Args:
+            wishes: drawn one by one as there is room, each with the caller's own name for it.
+            most: how many are decoded side by side.
+
+        Yields:
+            Each name with its output, or with the reason why it cannot be served, in the order they end.
+
+        Raises:
+            RequestError: the driver has a thread of its own.
+        """
+        waiting, running = iter(wishes), dict[str, tuple[_Name, Call]]()
         try:
-            with self._lock:
-                self._guests += 1
-                try:
-                    while self._runner is not None:
-                        self._round_over.wait()
-                    yield
-                finally:
-                    self._guests -= 1
-                    self._wake_one()
-        finally:
-            self._cancel_dropped()
-
-    def _refuse_the_runner(self) -> None:
-        if self._runner == threading.get_ident():
-            raise RequestError("a logits processor or drafter called the LLM that runs it; give it another LLM to call")
-
-    def _admit(self, call: Call, prompt: Sequence[int], params: SamplingParams) -> None:
-        group: list[Request] = []
-        call.groups.append(group)
-        for choice in range(params.n):
-            seed = group[0].seed if group else None
-            request = self.engine.submit(prompt, params, choice=choice, seed=seed)
-            group.append(request)
-            call.open += 1
-            self._calls[request.id] = call
-
-    def _run_round(self) -> None:
-        """Run a round for all, with the lock let go meanwhile."""
-        engine, progress = self.engine, []
-        self._runner = threading.get_ident()
-        self._lock.release()
-        try:
-            progress = engine.step()
-        finally:
-            self._lock.acquire()
-            self._runner = None
-            self._deliver(progress)
-            self._cancel_all_dropped()
-            self._round_over.notify_all()
-        assert progress or not (self._calls and engine.idle), "somebody else ran this engine's rounds"
-
-    def _sleep(self, call: Call) -> None:
-        self._asleep.append(call)
-        try:
-            call.ready.wait()
-        finally:
-            self._asleep.remove(call)
-
-    def _wake_one(self) -> None:
-        """See to it that somebody runs the next round, if anybody waits for one."""
-        if self._runner is None and not self._guests and self._asleep:
-            self._asleep[0].ready.notify()
-
-    def _deliver(self, progress: Sequence[Progress]) -> None:
-        for item in progress:
-            name = item.request.id
-            if name in self._calls:
-                call = self._calls.pop(name) if item.finished else self._calls[name]
-                call.take(item)
-
-    def _cancel(self, call: Call) -> None:
-        if self._engine is not None:
-            for request in call.requests:
-                self._engine.cancel(request)
-            self._deliver(self._engine.end_cancelled())
-
-    def _cancel_all_dropped(self) -> None:
-        while self._dropped:
-            self._cancel(self._dropped.popleft())
-
-    def _cancel_dropped(self) -> None:
-        """Cancel what was dropped, unless whoever holds the lock will: this may run inside anything."""
-        while self._dropped and self._lock.acquire(blocking=False):
-            try:
-                if self._runner is not None:
+            while True:
+                for name, wish in islice(waiting, most - len(running)):
+                    try:
+                        call = self.submit([wish], ends_only=True)
+                    except RequestError as error:
+                        yield name, error
+                    else:
+                        running[call.requests[0].id] = name, call
+                if not running:
                     return
-                self._cancel_all_dropped()
-            finally:
-                self._lock.release()
-
-
-class Stream(Iterator[Chunk]):
-    """The pieces of a prompt's outputs as they come, from any thread.
-
-    Decoding goes on between two pieces while anybody waits for the same :class:`outrider.LLM`; what is not read yet is
-    kept.  Closing it early, or leaving a ``with`` block, cancels the request and gives back its pages.
-    """
-
-    def __init__(self, shared: SharedEngine, call: Call) -> None:
-        self._shared, self._call = shared, call
-
-    def __next__(self) -> Chunk:
-        item = self._shared.wait(self._call)
-        if item is None:
-            raise StopIteration
-        whole = self._call.choice(item.request) if item.finished else None
-        return Chunk(item.request.choice, item.text, item.tokens, item.drafted, whole)
+                for item in self.step():
+                    if item.finished and item.request.id in running:
+                        name, call = running.pop(item.request.id)
+                        yield name, call.choice(item.request)
+        finally:
+            for _, call in running.values():
+                self.cancel(call)
 
     def close(self) -> None:
-        """Cancel what has not ended; the iterator is over then, in whichever thread it is read."""
-        self._shared.drop(self._call)
+        """End every open call as cancelled, let go of the engine and end the thread; waits for the round that runs."""
+        self._refuse_the_runner()
+        thread = self._stop()
+        if thread is None or not thread.is_alive():
+            self._rounds.settle()
+        else:
+            thread.join()
 
-    def __repr__(self) -> str:
-        """How many outputs are open, and how many chunks wait to be read."""
-        call = self._call
-        return "Stream(closed)" if call.dropped else f"Stream(open={call.open}, unread={len(call.items)})"
-
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Driver:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self.close()
+    def _refuse_the_runner(self) -> None:
+        if self._rounds.runner == threading.get_ident():
+            raise RequestError("a logits processor or drafter called the LLM that runs it; give it another LLM to call")
+
+    def _send(self, command: Command) -> None:
+        with self._gate:
+            self.engine  # noqa: B018 - raises where it was closed
+            if self._maker == threading.get_ident():
+                self._rounds.torch_threads = torch.get_num_threads()
+            self._rounds.inbox.put(command)
+            if self._threaded and (self._thread is None or not self._thread.is_alive()):
+                work = partial(run, weakref.ref(self._rounds), self._rounds.inbox)
+                self._thread = threading.Thread(target=work, name="outrider-engine", daemon=True)
+                self._thread.start()
+        if not self._threaded:
+            self._rounds.settle()
+
+    def _stop(self) -> threading.Thread | None:
+        with self._gate:
+            self._closing = True
+            self._rounds.inbox.put(Rounds.end)
+            return self._thread
+
+    def _letter(self, call: Call) -> Letter:
+        while not self._threaded and call.mail.empty():
+            self.step()
+        return call.read(self._ask_for_fault)
+
+    def _ask_for_fault(self) -> None:
+        """Once somebody waits, have them told what the last round raised."""
+        if self._rounds.fault is not None:
+            self._rounds.inbox.put(nothing)
+
+
+_ALIVE: Final[weakref.WeakSet[Driver]] = weakref.WeakSet()
+
+
+def _answer(
+    work: Callable[[Engine], Any], reply: SimpleQueue[tuple[Any, BaseException | None]], rounds: Rounds
+) -> None:
+    try:
+        assert rounds.engine is not None
+        reply.put((work(rounds.engine), None))
+    except BaseException as error:  # noqa: BLE001 - the caller is told
+        reply.put((None, error))
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Let no thread be inside a kernel when the interpreter goes."""
+    for thread in [driver._stop() for driver in list(_ALIVE)]:
+        if thread is not None:
+            thread.join(_LAST_ROUND)

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from outrider.completion import Choice
-from outrider.drafters.base import check_options, option
+from outrider.engine.call import Wish
+from outrider.engine.driver import Driver
 from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError, cause
+from outrider.options import check_options, option
 from outrider.sampling.params import SamplingParams
 from outrider.train.bars import bar
 from outrider.train.data.example import Example
-from outrider.train.data.in_parallel import Job, complete
 from outrider.train.data.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -122,17 +123,17 @@ def answers(
     """
     assert llm.tokenizer is not None
     tokenizer = llm.tokenizer
-    encoded = ((prompt, Job(prompt.encode(tokenizer), config.params(prompt))) for prompt in prompts)
     too_long: list[Prompt] = []
 
-    def fitting() -> Iterator[tuple[tuple[Prompt, list[int]], Job]]:
-        for prompt, job in encoded:
-            if len(job.tokens) > config.longest_prompt:
+    def fitting() -> Iterator[tuple[tuple[Prompt, list[int]], Wish]]:
+        for prompt in prompts:
+            tokens = prompt.encode(tokenizer)
+            if len(tokens) > config.longest_prompt:
                 too_long.append(prompt)
             else:
-                yield (prompt, job.tokens), job
+                yield (prompt, tokens), (tokens, config.params(prompt))
 
-    for (prompt, tokens), choice in complete(llm, fitting(), config.abreast):
+    for (prompt, tokens), choice in Driver(llm.engine, threaded=False).completed(fitting(), config.abreast):
         if isinstance(choice, Choice):
             ended = choice.finish_reason is FinishReason.STOP
             yield prompt, Example([*tokens, *choice.token_ids], len(tokens)), ended

@@ -13,12 +13,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from outrider.drafters.base import check_options, option
+from outrider.engine.call import Wish
+from outrider.engine.driver import Driver
 from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError, ModelError, RequestError
+from outrider.options import check_options, option
 from outrider.sampling.params import SamplingParams
 from outrider.train.data.decontaminate import HeldOut, evaluation_prompts, words
-from outrider.train.data.in_parallel import Job, complete
 from outrider.train.data.prompts import Prompt
 from outrider.train.data.tasks import Kind, tasks
 
@@ -31,7 +32,7 @@ _MARK: Final = "☃ user's turn ☃"
 _PATIENCE: Final = 200
 """So many sampled turns have to hold one prompt at least."""
 _NEAR: Final = 4
-"""Words of the runs by which near duplicates are told."""
+"""Words of the runs by which near duplicates are recognised."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class Synthesis:
         before: the prompts that were made so far, in their order.
         tried: how many texts each part has tried for them, by its name.
         held_out: evaluation prompts; None takes those that come with Outrider.
-        tell: told how many turns the target has written, whenever one has ended.
+        tell: called with how many turns the target has written, whenever one has ended.
     """
 
     def __init__(
@@ -217,13 +218,11 @@ class _Sampler:
         assert llm.tokenizer is not None
         self._name = llm.tokenizer.name
         self._turn = user_turn(llm.tokenizer) if any(self._left.values()) else None
-        self._stream = complete(llm, self._jobs(), self._config.abreast)
+        self._stream = Driver(llm.engine, threaded=False).completed(self._jobs(), self._config.abreast)
 
     def close(self) -> None:
         """End the turns that nobody waits for any more."""
-        close = getattr(self._stream, "close", None)
-        if close is not None:
-            close()
+        self._stream.close()
 
     def found(self, cell: Cell) -> None:
         """A prompt of a part was found: fewer of it are wanted."""
@@ -249,7 +248,7 @@ class _Sampler:
         if self._seen >= _PATIENCE and self._fit < self._seen / _PATIENCE:
             raise ModelError(
                 f"of {self._seen} user's turns that {self._name} sampled only {self._fit} are prompts "
-                f"({told(self._sieve.dropped)}); give prompts in a file, or set --prompt-sampled-share 0"
+                f"({in_words(self._sieve.dropped)}); give prompts in a file, or set --prompt-sampled-share 0"
             )
         self._seen += 1
         if reason is not None:
@@ -258,7 +257,7 @@ class _Sampler:
         self._fit += 1
         return choice.text.strip()
 
-    def _jobs(self) -> Iterator[tuple[tuple[Kind, int], Job]]:
+    def _jobs(self) -> Iterator[tuple[tuple[Kind, int], Wish]]:
         """Turns to be decoded: the next of the part that has the fewest under way for those it still wants."""
         config, turn = self._config, self._turn
         assert turn is not None
@@ -275,10 +274,10 @@ class _Sampler:
                 stop=turn.stop,
                 stop_token_ids=turn.stop_token_ids,
             )
-            yield (cell.kind, number), Job(turn.opening(tasks().system(cell.kind, dice)), params)
+            yield (cell.kind, number), (turn.opening(tasks().system(cell.kind, dice)), params)
 
 
-def told(dropped: Mapping[str, int]) -> str:
+def in_words(dropped: Mapping[str, int]) -> str:
     """Counts by reason, in words."""
     return ", ".join(f"{count:,} {reason}" for reason, count in dropped.items()) or "none"
 
