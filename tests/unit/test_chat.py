@@ -82,7 +82,7 @@ def test_an_answer_piece_by_piece(llm: LLM) -> None:
     assert last.choice is not None
     assert last.choice.token_ids == want.token_ids
     assert "".join(chunk.text for chunk in llm.chat("hi", stream=True, max_tokens=6)) == want.text
-    with pytest.raises(RequestError, match="stream=True answers one conversation, but 2"):
+    with pytest.raises(RequestError, match="stream=True takes one conversation, but got 2"):
         llm.chat([HI, HI], stream=True)  # type: ignore[call-overload]
 
 
@@ -184,7 +184,7 @@ def test_what_no_template_can_be_told_is_named(told: dict[str, Any], message: st
 
 
 def test_encode_chat_takes_one_conversation(llm: LLM) -> None:
-    with pytest.raises(RequestError, match="encode_chat takes one conversation, but 2"):
+    with pytest.raises(RequestError, match="encode_chat takes one conversation, but got 2"):
         llm.encode_chat([HI, HI])  # type: ignore[list-item]
 
 
