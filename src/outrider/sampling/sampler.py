@@ -7,11 +7,12 @@ minimum length and custom processors read that history, so a draft is judged exa
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, overload
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, overload
 
 import torch
 
-from outrider.errors import RequestError
+from outrider.errors import NumericsError, RequestError
 from outrider.law import Laws
 from outrider.sampling.best import ChoiceNoise, best_scores, check, survivors
 from outrider.sampling.distribution import KEEP_ALL, Truncation, softmax, undefined
@@ -19,6 +20,8 @@ from outrider.sampling.params import LogitsProcessor, SamplingParams
 
 _COMPARED: Final = 16
 """Number of perturbed scores in the softmax of a drafter's confidence."""
+Best = tuple[list[int], list[float]]
+"""Tokens, best first, with a confidence each."""
 Path = Sequence[int]
 """Draft tokens from the last committed token to a row, with the row's own token last; empty for the anchor."""
 
@@ -89,6 +92,8 @@ class RequestSampler:
         """Whether anything changes the logits before the temperature."""
         self._temperature = 1.0 if params.greedy else params.temperature
         self._truncation = KEEP_ALL if params.greedy else Truncation(params.top_k, params.top_p, params.min_p)
+        self.choice_of = None if self.adjusts else (params.greedy, self._temperature, self._truncation, vocabulary)
+        """What turns raw logits and noise into a choice, for rows that share a call; None if more is needed."""
         self.is_argmax = params.greedy and not self.adjusts
         """Whether a row's token is the argmax of its raw logits."""
         plain = not (params.greedy or self.adjusts) and self._truncation.keeps_all
@@ -121,21 +126,14 @@ class RequestSampler:
         ids, _ = self._best(self._adjusted(logits, paths), paths, 1)
         return [int(token) for token in ids[:, 0].tolist()]
 
-    def perturbed_best(
-        self, logits: torch.Tensor, paths: Sequence[Path], width: int
-    ) -> list[tuple[list[int], list[float]]]:
+    def perturbed_best(self, logits: torch.Tensor, paths: Sequence[Path], width: int) -> list[Best]:
         """The ``width`` best tokens of each row under the target's own noise, best first, each with a confidence.
 
         A drafter of the coupled rule proposes these; the first is its guess of the target's choice.  The confidence is
         the softmax over the best perturbed scores.
         """
-        best, scores = self._best(self._adjusted(logits, paths), paths, min(max(width, _COMPARED), self.vocabulary))
-        shares = torch.softmax(scores, dim=1)
-        counts = (best[:, :width] >= 0).sum(dim=1).tolist()
-        return [
-            (tokens[:count], share[:count])
-            for tokens, share, count in zip(best.tolist(), shares.tolist(), counts, strict=True)
-        ]
+        best = self._best(self._adjusted(logits, paths), paths, min(max(width, _COMPARED), self.vocabulary))
+        return _with_confidence(*best, width)
 
     def probabilities(self, logits: torch.Tensor, paths: Sequence[Path]) -> Laws:
         """Compute each row's distribution after all processing; at temperature 0 it is one-hot.
@@ -162,7 +160,7 @@ class RequestSampler:
 
     def _best(self, adjusted: torch.Tensor, paths: Sequence[Path], width: int) -> tuple[torch.Tensor, torch.Tensor]:
         positions = [self.position(path) for path in paths]
-        noise = None if self.params.greedy else ChoiceNoise(self.seed, positions, self.choice)
+        noise = None if self.params.greedy else ChoiceNoise.of(self.seed, positions, self.choice)
         return best_scores(adjusted, self.vocabulary, self._temperature, noise, width, self._truncation)
 
     def _adjusted(self, logits: torch.Tensor, paths: Sequence[Path]) -> torch.Tensor:
@@ -195,6 +193,58 @@ class RequestSampler:
         if self._counts is not None:
             row = self._counts.penalise(row, path, params)
         return row
+
+
+class Asked(NamedTuple):
+    """One row of logits, and the request whose best tokens it gives."""
+
+    sampler: RequestSampler
+    row: int
+    path: Path
+    """Draft tokens from the last committed one to the row."""
+    width: int
+    """Number of tokens."""
+
+
+def perturbed_best(logits: torch.Tensor, asked: Sequence[Asked]) -> list[Best | None]:
+    """:meth:`RequestSampler.perturbed_best` for rows of many requests, with one call per set of equal parameters.
+
+    Args:
+        logits: float [rows, ≥ vocabulary].
+        asked: which of them, and whose.
+
+    Returns:
+        One answer for each that is asked; None where the request is to be asked alone, because it adjusts its logits or
+        a row beside its own cannot be read.
+    """
+    alike: dict[Any, list[int]] = {}
+    for place, one in enumerate(asked):
+        if one.sampler.choice_of is not None:
+            alike.setdefault((one.width, *one.sampler.choice_of), []).append(place)
+    answers: list[Best | None] = [None] * len(asked)
+    for (width, greedy, temperature, truncation, vocabulary), places in alike.items():
+        group = [asked[place] for place in places]
+        noise = None
+        if not greedy:
+            seeds, choices = [one.sampler.seed for one in group], [one.sampler.choice for one in group]
+            noise = ChoiceNoise(seeds, [one.sampler.position(one.path) for one in group], choices)
+        rows = [one.row for one in group]
+        most = min(max(width, _COMPARED), vocabulary)
+        with suppress(NumericsError, RequestError):
+            best = best_scores(logits.float(), vocabulary, temperature, noise, most, truncation, rows)
+            for place, answer in zip(places, _with_confidence(*best, width), strict=True):
+                answers[place] = answer
+    return answers
+
+
+def _with_confidence(best: torch.Tensor, scores: torch.Tensor, width: int) -> list[Best]:
+    """The first ``width`` tokens of each row, with the softmax of their scores over all found tokens."""
+    shares = torch.softmax(scores, dim=1)
+    counts = (best[:, :width] >= 0).sum(dim=1).tolist()
+    return [
+        (tokens[:count], share[:count])
+        for tokens, share, count in zip(best.tolist(), shares.tolist(), counts, strict=True)
+    ]
 
 
 class _TokenCounts:

@@ -67,7 +67,7 @@ class SharedLaws:
         self._known: dict[int, Laws] = {}
 
     def law(self, first: int, node: int) -> Law:
-        """The law of row ``first + node``.
+        """The distribution of row ``first + node``.
 
         Raises:
             NumericsError: the row holds NaN or infinity.
@@ -89,13 +89,14 @@ class TargetRows:
     """The target's rows for one sequence's tree, computed only where a rule looks.
 
     Args:
-        logits: float [nodes, ≥ vocabulary].
-        tree: the draft tree.
+        logits: float [rows of the pass, ≥ vocabulary].
+        tree: the tree that some of them answer.
         sampler: turns rows into distributions.
         round_number: the request's round, which keys the dice of ratio rules.
         ended: whether the output ends on a draft path; rows after an end are not computed.
         best: gives a node's argmax from the shared pass; None uses the sampler.
         law: gives a node's distribution from the shared pass; None uses the sampler.
+        first: the anchor's row of the pass.
     """
 
     def __init__(
@@ -107,12 +108,18 @@ class TargetRows:
         ended: Callable[[Path], bool] = lambda path: False,
         best: Callable[[int], int] | None = None,
         law: Callable[[int], Law] | None = None,
+        first: int = 0,
     ) -> None:
-        self.logits, self.tree, self.sampler, self._round = logits, tree, sampler, round_number
+        self._logits, self._first, self.tree, self.sampler, self._round = logits, first, tree, sampler, round_number
         self.ended, self.choose, self.law = ended, best or self._choose, law or self._law
         self._tokens: _Tokens | None = None
         self._laws: _Laws | None = None
         self._failures: dict[int, Exception] | None = None
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """Float [nodes, ≥ vocabulary]."""
+        return self._logits[self._first : self._first + len(self.tree)]
 
     @property
     def failures(self) -> dict[int, Exception]:
@@ -123,14 +130,14 @@ class TargetRows:
 
     @property
     def tokens(self) -> Answers[int]:
-        """The target's own token after each node; see :class:`outrider.verify.base.Rows`."""
+        """The target's own token after each node; ``ERROR`` if there is none."""
         if self._tokens is None:
             self._tokens = _Tokens(self)
         return self._tokens
 
     @property
     def probabilities(self) -> Answers[Law]:
-        """The target's distribution after each node; see :class:`outrider.verify.base.Rows`."""
+        """The target's distribution after each node; all 0 if there is none."""
         if self._laws is None:
             self._laws = _Laws(self)
         return self._laws
@@ -140,7 +147,7 @@ class TargetRows:
         return KeyedDice(self.sampler.seed, self._round, self.sampler.choice, purpose)
 
     def read(self, node: int, answer: Callable[[int], _Answer], nothing: Callable[[], _Answer]) -> _Answer:
-        """An answer at a node, or ``nothing()`` where the row cannot be read."""
+        """The answer at a node; ``nothing()`` for an unreadable row."""
         try:
             if not (node and self.ended(self.tree.paths[node])):
                 return answer(node)
@@ -157,7 +164,7 @@ class TargetRows:
 
 
 class _Tokens(dict[int, int]):
-    """The target's own tokens by node, each asked for once."""
+    """The target's own tokens by node, each computed once."""
 
     def __init__(self, rows: TargetRows) -> None:
         self._rows = rows
@@ -168,7 +175,7 @@ class _Tokens(dict[int, int]):
 
 
 class _Laws(dict[int, Law]):
-    """The target's distributions by node, each asked for once."""
+    """The target's distributions by node, each computed once."""
 
     def __init__(self, rows: TargetRows) -> None:
         self._rows = rows
@@ -202,10 +209,10 @@ def rows_of(logits: torch.Tensor, vocabulary: int, sequences: Sequence[Asked]) -
     laws: dict[float, SharedLaws] = {}
     rows = []
     for first, tree, sampler, round_number, ended in sequences:
-        nodes, temperature = logits[first : first + len(tree)], sampler.temperature_alone
+        temperature = sampler.temperature_alone
         if temperature is not None and temperature not in laws:
             laws[temperature] = SharedLaws(logits, vocabulary, temperature)
         token = partial(best.token, first) if sampler.is_argmax else None
         law = None if temperature is None else partial(laws[temperature].law, first)
-        rows.append(TargetRows(nodes, tree, sampler, round_number, ended, token, law))
+        rows.append(TargetRows(logits, tree, sampler, round_number, ended, token, law, first))
     return rows
