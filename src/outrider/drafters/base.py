@@ -214,15 +214,15 @@ class Drafter(Protocol):
     needs: Needs
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """A request begins, or goes on after a pause, with rows that were computed for another one of its text.
+        """Start or resume a request whose first rows are reusable from the prefix cache.
 
         Args:
             key: the request.
             tokens: its token ids.
-            most: rows of the target that can be taken over.
+            most: number of reusable target rows.
 
         Returns:
-            How many of them may be: a drafter that has to see the hidden rows of the others says less.
+            How many of these rows to adopt; a drafter that must see the hidden rows of the rest returns less.
         """
         ...
 
