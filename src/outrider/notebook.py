@@ -1,4 +1,4 @@
-"""What a notebook shows of a completion and of a model."""
+"""HTML for notebooks: completions and models."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from outrider.metrics import SpeculationStats
 
 _ACCEPTED: Final = "background: rgba(46, 160, 67, 0.25)"
-"""Readable on light and on dark pages."""
+"""Colors that are readable on light and dark pages."""
 
 
 def completion_html(completion: Completion) -> str:
-    """Every choice's text, accepted drafts in another shade, and one line of figures.
+    """The text of every choice with accepted drafts highlighted, and one line of figures.
 
     Args:
         completion: its choices' tokens tell where drafts were accepted.
@@ -26,7 +26,7 @@ def completion_html(completion: Completion) -> str:
 
 
 def choice_html(choice: Choice) -> str:
-    """A choice's text, accepted drafts in another shade, and one line of figures.
+    """The text of a choice with accepted drafts highlighted, and one line of figures.
 
     Args:
         choice: its tokens tell where drafts were accepted.
@@ -35,7 +35,7 @@ def choice_html(choice: Choice) -> str:
 
 
 def figures(completion: Completion) -> str:
-    """On one line whether it got faster, where that is known, how fast it is, and what was written."""
+    """One line: the speedup, if it is known, the speed, and counts."""
     made = completion.prediction
     faster = [] if made is None or made.speedup is None else [f"{made.speedup:.2f} × plain (predicted)"]
     speed = f"{completion.seconds.tokens_per_second:.1f} tokens/s"
@@ -43,7 +43,7 @@ def figures(completion: Completion) -> str:
 
 
 def _counts(choices: Sequence[Choice], stats: SpeculationStats) -> list[str]:
-    """Tokens of a round, tokens in all, endings, and accepted drafts."""
+    """Tokens per round, tokens in all, finish reasons, and accepted drafts."""
     tokens = sum(len(choice.token_ids) for choice in choices)
     endings = dict.fromkeys(choice.finish_reason.value for choice in choices)
     parts = [counted(tokens, "token"), ", ".join(endings)]
@@ -63,7 +63,7 @@ def _page(choices: Sequence[Choice], footer: str) -> str:
 
 
 def table_html(title: str, rows: Mapping[str, object]) -> str:
-    """Names and values below a title.
+    """A table of names and values with a title.
 
     Args:
         title: plain text.
