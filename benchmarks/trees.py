@@ -22,7 +22,7 @@ from rich.table import Table
 from outrider import LLM, SamplingParams, Speculation
 from outrider.bench.machine import facts
 from outrider.bench.prompts import encode_prompts, read_prompts
-from outrider.heads.checkpoint import read_head
+from outrider.heads.loading import read_head
 
 TREES = {"static": "eagle", "dynamic": "eagle2"}
 ABREAST = 16

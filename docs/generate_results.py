@@ -1,4 +1,4 @@
-"""Write the pages' tables of results from the files under ``results/``: run it after a new bench.
+"""Write the tables of results on the pages from the files under ``results/``; run it after a new benchmark.
 
 python docs/generate_results.py
 """
@@ -14,18 +14,17 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))  # a test loads this file by its path
 
-from peer_results import peers, speeds_picture, summary
+from peer_results import gains, peers, speeds_picture, summary
 
 from outrider.bench.figures import times
 from outrider.study.table import Cells, correlations, drafters, notes
 
 ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SPEEDS = ROOT / "docs" / "speeds.svg"
 
 
 def caption(bench: dict[str, Any]) -> str:
-    """What was measured, where."""
+    """The model, the prompts and the machine of a bench."""
     work, machine = bench["workload"], bench["machine"]
     return (
         f"**{bench['model']['name']}** on {work['prompts']} prompts of `{work['file']}`, "
@@ -35,7 +34,7 @@ def caption(bench: dict[str, Any]) -> str:
 
 
 def speedup(entry: dict[str, Any]) -> str:
-    """A speedup with its interval; a dash for a method that drafted nothing."""
+    """A speedup with its interval; a dash if nothing was drafted."""
     low, high = entry["speedup_interval"] or (None, None)
     span = "" if low is None or low == high else f" ({low:.2f}–{high:.2f})"
     return f"{times(entry['speedup'])}{span}"
@@ -60,19 +59,19 @@ def table(bench: dict[str, Any]) -> str:
 
 
 def methods(bench: dict[str, Any]) -> list[str]:
-    """What ``outrider bench`` wrote."""
+    """A file of ``outrider bench``."""
     return [caption(bench), table(bench)]
 
 
 def heads(bench: dict[str, Any]) -> list[str]:
-    """What ``benchmarks/head_cost.py`` wrote."""
+    """A file of ``benchmarks/head_cost.py``."""
     head = (
-        f"**What drafting with a head costs** on {bench['model']}, before any training: draft vocabulary "
-        f"{bench['vocabulary']}, feed-forward parts {bench['inner'] or 'as training chooses them'}, "
-        f"{bench['machine']['cpu']}, {bench['machine']['usable_cores']} cores, medians of rounds in turns:"
+        f"**The cost of drafting with a head** for {bench['model']}, untrained: draft vocabulary "
+        f"{bench['vocabulary']}, feed-forward width {bench['inner'] or 'as training chooses it'}, "
+        f"{bench['machine']['cpu']}, {bench['machine']['usable_cores']} cores, medians of interleaved rounds:"
     )
     lines = [
-        "| method | tokens drafted | ms a round | ms a step | the pass that verifies, ms |",
+        "| method | draft tokens | ms/round | ms/step | verify pass, ms |",
         "|---|---:|---:|---:|---:|",
     ]
     for each in bench["heads"]:
@@ -82,10 +81,10 @@ def heads(bench: dict[str, Any]) -> list[str]:
 
 
 def trees(bench: dict[str, Any]) -> list[str]:
-    """What ``benchmarks/trees.py`` wrote."""
+    """A file of ``benchmarks/trees.py``."""
     head = (
-        f"**Dynamic against static tree**, {bench['model']}, one EAGLE head ({bench['trained_on_tokens']:,} tokens), "
-        f"{bench['num_draft_tokens']} nodes on {bench['num_steps']} levels for both, greedy:"
+        f"**Dynamic and static trees**, {bench['model']}, one EAGLE head ({bench['trained_on_tokens']:,} tokens), "
+        f"{bench['num_draft_tokens']} nodes on {bench['num_steps']} levels each, greedy:"
     )
     lines = ["| prompts | static τ (`eagle`) | dynamic τ (`eagle2`) |", "|---|---:|---:|"]
     for each in bench["trees"]:
@@ -95,24 +94,24 @@ def trees(bench: dict[str, Any]) -> list[str]:
 
 
 def passes(bench: dict[str, Any]) -> list[str]:
-    """What ``outrider bench kernels`` wrote."""
+    """A file of ``outrider bench kernels``."""
     model = bench["model"]
     rows = list(model["ms_by_rows"])
     made = {"none": "as stored"}.get(model["quantization"], model["quantization"])
     head = (
-        f"**What a pass costs**: {model['path']} ({made}), {bench['instruction_set']}, {bench['threads']} threads, "
-        f"{bench['machine']['cpu']}, memory read at {bench['read_bandwidth_gbs']:.1f} GB/s; one row reaches "
-        f"{model['share_of_bandwidth']:.0%} of it, prompts run at {model['prefill_tokens_per_s']:.0f} tokens/s:"
+        f"**The cost of a pass**: {model['path']} ({made}), {bench['instruction_set']}, {bench['threads']} threads, "
+        f"{bench['machine']['cpu']}, memory bandwidth {bench['read_bandwidth_gbs']:.1f} GB/s; one row reaches "
+        f"{model['share_of_bandwidth']:.0%} of it, prefill runs at {model['prefill_tokens_per_s']:.0f} tokens/s:"
     )
     lines = ["| rows | " + " | ".join(rows) + " |", "|---|" + "---:|" * len(rows)]
-    for what, key, digits in (("ms", "ms_by_rows", 1), ("over one row", "verify_curve", 2)):
+    for what, key, digits in (("ms", "ms_by_rows", 1), ("relative to one row", "verify_curve", 2)):
         lines.append(f"| {what} | " + " | ".join(f"{model[key][n]:.{digits}f}" for n in rows) + " |")
     return [head, "\n".join(lines)]
 
 
 def memory(bench: dict[str, Any]) -> list[str]:
-    """What ``benchmarks/memory.py`` wrote."""
-    head = f"**Memory** above the bare imports, {bench['model']} with {bench['draft']}, context {bench['context']}:"
+    """A file of ``benchmarks/memory.py``."""
+    head = f"**Memory** on top of the imports, {bench['model']} with {bench['draft']}, context {bench['context']}:"
     lines = ["| GB | both loaded | context full | peak |", "|---|---:|---:|---:|"]
     for name, run in bench["runs"].items():
         above = run["above_imports_bytes"]
@@ -122,10 +121,10 @@ def memory(bench: dict[str, Any]) -> list[str]:
 
 
 def busy_core(bench: dict[str, Any]) -> list[str]:
-    """What ``benchmarks/busy_core.py`` wrote."""
+    """A file of ``benchmarks/busy_core.py``."""
     machine, sample = bench["machine"], bench["models"][0]
     head = (
-        f"**Plain decoding while another process takes one of {machine['usable_cores']} cores**, {machine['cpu']}, "
+        f"**Plain decoding while another process uses one of {machine['usable_cores']} cores**, {machine['cpu']}, "
         f"medians of {len(sample['tokens_per_s']['alone'])} windows each, interleaved in one run:"
     )
     lines = ["| model | alone, tokens/s | busy, tokens/s | loss |", "|---|---:|---:|---:|"]
@@ -136,12 +135,12 @@ def busy_core(bench: dict[str, Any]) -> list[str]:
 
 
 def audit(bench: dict[str, Any]) -> list[str]:
-    """What ``outrider audit --json`` wrote, with the prompts beside it."""
+    """A file of ``outrider audit --json``, with the prompts added."""
     asked = bench["prompts"]
     head = (
-        f"**Audited to the bit**, {bench['model']}, {asked['count']} prompts of `{asked['file']}`, "
-        f"{asked['max_tokens']} tokens each; {len(bench['faults'])} faults were planted, and "
-        f"{sum(fault['caught'] for fault in bench['faults'])} caught:"
+        f"**Bit-exact audit**, {bench['model']}, {asked['count']} prompts of `{asked['file']}`, "
+        f"{asked['max_tokens']} tokens each; it planted {len(bench['faults'])} faults and caught "
+        f"{sum(fault['caught'] for fault in bench['faults'])}:"
     )
     lines = ["| check | result |", "|---|---|"]
     lines += [f"| {check['name']} | {check['detail']} |" for check in bench["checks"]]
@@ -149,36 +148,36 @@ def audit(bench: dict[str, Any]) -> list[str]:
 
 
 def prompts(bench: dict[str, Any]) -> list[str]:
-    """What ``benchmarks/peers/prefill.py`` wrote."""
+    """A file of ``benchmarks/peers/prefill.py``."""
     speeds = ", ".join(f"{name} {speed:.0f} tokens/s" for name, speed in bench["tokens_per_s"].items())
     versions = ", ".join(bench["versions"].values())
     return [
-        f"**Prompts of {bench['tokens']} tokens**, {bench['target']}, {bench['machine']['cpu']}, "
-        f"{bench['threads']} threads, in turns in one run ({versions}): {speeds}, {bench['ratio_of_prefill']:.2f}×."
+        f"**Prefill of {bench['tokens']} tokens**, {bench['target']}, {bench['machine']['cpu']}, "
+        f"{bench['threads']} threads, interleaved in one run ({versions}): {speeds}, {bench['ratio_of_prefill']:.2f}×."
     ]
 
 
 def loads(bench: dict[str, Any]) -> list[str]:
-    """What ``benchmarks/load_time.py`` wrote."""
+    """A file of ``benchmarks/load_time.py``."""
     first, later = bench["median_seconds"].values()
     return [
-        f"**Loading** {bench['model']}, medians of {len(bench['seconds']['first start'])}, in turns: "
-        f"{first:.1f} s packed for the first time, {later:.1f} s from the packed cache."
+        f"**Loading** {bench['model']}, medians of {len(bench['seconds']['first start'])} interleaved runs: "
+        f"{first:.1f} s the first time, when weights are packed, {later:.1f} s from the packed cache."
     ]
 
 
 class Kind(NamedTuple):
-    """How one kind of file is told."""
+    """How one kind of file is shown."""
 
     heading: str
     key: str
-    """Only files of this kind have it."""
+    """A key that only files of this kind have."""
     tell: Callable[[dict[str, Any]], list[str]]
 
 
 KINDS = (
     Kind("Against other engines", "ratio_of_best", peers),
-    Kind("Prompts", "ratio_of_prefill", prompts),
+    Kind("Prefill", "ratio_of_prefill", prompts),
     Kind("Drafters", "results", methods),
     Kind("Trees", "trees", trees),
     Kind("Cost of heads", "heads", heads),
@@ -186,7 +185,7 @@ KINDS = (
     Kind("Audit", "faults", audit),
     Kind("Memory", "runs", memory),
     Kind("Loading", "median_seconds", loads),
-    Kind("Beside another process", "busy_core", busy_core),
+    Kind("A busy core", "busy_core", busy_core),
 )
 """In the order of the page."""
 
@@ -198,7 +197,7 @@ def benches() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def speeds() -> str:
-    """Every bench of speed, by kind; studies have a page of their own."""
+    """Every benchmark, by kind; studies have their own page."""
     parts = []
     for kind in KINDS:
         found = {name: bench for name, bench in benches() if is_a(kind, bench)}
@@ -209,7 +208,7 @@ def speeds() -> str:
 
 
 def source(name: str, bench: dict[str, Any]) -> str:
-    """Where the whole figures lie, when and of what they were taken, and what the file does not say."""
+    """The file with all figures, its date and commit, and which of these it does not record."""
     machine = bench.get("machine", {})
     date, commit = bench.get("created") or machine.get("date"), machine.get("commit")
     peer = "arms" in bench or "ratio_of_prefill" in bench
@@ -217,24 +216,25 @@ def source(name: str, bench: dict[str, Any]) -> str:
     kept |= {"build flags of the other engines": bench.get("builds")} if peer else {}
     when = " of ".join(part for part in ((date or "")[:10], f"commit {commit[:12]}" if commit else "") if part)
     lacking = ", ".join(what for what, value in kept.items() if not value)
-    notes = [part for part in (when, f"not in the file: {lacking}" if lacking else "") if part]
-    return f"Whole figures: `results/{name}`" + (f" ({'; '.join(notes)})" if notes else "") + "."
+    notes = [part for part in (when, f"not recorded: {lacking}" if lacking else "") if part]
+    return f"All figures: `results/{name}`" + (f" ({'; '.join(notes)})" if notes else "") + "."
 
 
 def is_a(kind: Kind, bench: dict[str, Any]) -> bool:
-    """Whether a file is of a kind; a study holds a bench, and is none."""
+    """Whether a file is of a kind; a study, which contains a bench, is of none."""
     return kind.key in bench and "study" not in bench
 
 
 def comparisons() -> list[dict[str, Any]]:
-    """What ``benchmarks/peers/compare.py`` wrote, one for each set of prompts."""
+    """The comparisons with other engines, one per set of prompts."""
     return [bench for _, bench in benches() if is_a(KINDS[0], bench)]
 
 
 def quality() -> str:
-    """What ``benchmarks/quality/compare.py`` wrote: all models in one table."""
+    """The comparison with fp32, all models in one table."""
     lines = [
-        "| model | engine | mean KL | median | p99 | same argmax | perplexity | Outrider's mean KL over its (95 %) |",
+        "| model | engine | mean KL | median | p99 | same argmax | perplexity "
+        "| ratio of mean KL, Outrider / engine (95 %) |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     notes = []
@@ -252,13 +252,13 @@ def quality() -> str:
         )
         notes.append(
             f"- {model}: {texts['count']} texts of at most {texts['most_tokens']} tokens, "
-            f"{bench['positions']} positions; mean KL at the first position: {first}; whole figures: `results/{name}`"
+            f"{bench['positions']} positions; mean KL at the first position: {first}; all figures: `results/{name}`"
         )
     return "\n".join((*lines, "", *notes))
 
 
 def over(bench: dict[str, Any], engine: str) -> str:
-    """Ratio of the mean divergences with its interval; empty for an engine that is not compared with."""
+    """Ratio of the mean divergences with its interval; empty for Outrider and the reference."""
     if engine not in bench["kl_over"]:
         return ""
     found = bench["kl_over"][engine]
@@ -267,7 +267,7 @@ def over(bench: dict[str, Any], engine: str) -> str:
 
 
 def studies() -> str:
-    """What ``outrider study`` wrote, each with its picture where there is one."""
+    """The studies, with their pictures."""
     parts = []
     for name, bench in benches():
         if "study" not in bench:
@@ -288,19 +288,26 @@ def markdown(cells: Cells) -> str:
     return "\n".join([f"| {' | '.join(cells.headings)} |", marks, *(f"| {' | '.join(line)} |" for line in cells.lines)])
 
 
-PAGES = {
-    ROOT / "README.md": lambda: summary(comparisons(), f"docs/{SPEEDS.name}"),
-    ROOT / "docs" / "results.md": speeds,
-    ROOT / "docs" / "cpu.md": quality,
-    ROOT / "docs" / "study.md": studies,
+PAGES: dict[Path, dict[str, Callable[[], str]]] = {
+    ROOT / "README.md": {
+        "gains": lambda: gains(comparisons(), f"docs/{SPEEDS.name}"),
+        "results": lambda: summary(comparisons()),
+    },
+    ROOT / "docs" / "results.md": {"results": speeds},
+    ROOT / "docs" / "cpu.md": {"results": quality},
+    ROOT / "docs" / "study.md": {"results": studies},
 }
-"""What stands between the marks of each page."""
+"""The generated parts of each page, by the name in their marks."""
 
 
 def render(page: Path) -> str:
-    """A page with its tables replaced."""
+    """A page with its generated parts replaced."""
     text = page.read_text(encoding="utf-8")
-    return re.sub(rf"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n\n{PAGES[page]()}\n\n{END}", text, flags=re.S)
+    for name, part in PAGES[page].items():
+        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        whole = f"{begin}\n\n{part()}\n\n{end}"
+        text = re.sub(rf"{begin}.*?{end}", lambda _, whole=whole: whole, text, flags=re.S)  # type: ignore[misc]
+    return text
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What ``benchmarks/peers/compare.py`` wrote, for the pages: tables, the README's summary, and a picture."""
+"""Comparisons with other engines, from ``benchmarks/peers/compare.py``: tables, the README's parts, and a picture."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ svg { font: 12px system-ui, sans-serif; background: #fcfcfb; }
 </style>"""
 OURS: Final = "outrider"
 _NAMES: Final = {OURS: "Outrider", "openvino": "OpenVINO GenAI"}
-"""Engines as they write themselves."""
+"""How engines spell their own names."""
 
 
 def end_to_end(bench: dict[str, Any], arm: dict[str, Any]) -> float:
-    """Tokens per second of an arm over the whole time, the prompt's pass included."""
+    """Tokens per second of an arm, prefill included."""
     of_arm = (s for s in bench["samples"] if (s["engine"], s["arm"]) == (arm["engine"], arm["arm"]))
     mine = [sample for sample in of_arm if "error" not in sample]
     seconds = sum(sample["prefill_s"] + sample["decode_s"] for sample in mine)
@@ -27,12 +27,12 @@ def end_to_end(bench: dict[str, Any], arm: dict[str, Any]) -> float:
 
 
 def drafts(arm: dict[str, Any]) -> bool:
-    """Whether an arm had the draft model; its name tells."""
+    """Whether an arm used the draft model, by its name."""
     return "draft" in arm["arm"]
 
 
 def peers(bench: dict[str, Any]) -> list[str]:
-    """What ``benchmarks/peers/compare.py`` wrote."""
+    """A comparison as tables, with its conditions."""
     machine, prompts = bench["machine"], bench["prompts"]
     versions = ", ".join(bench["versions"].values())
     head = (
@@ -41,7 +41,7 @@ def peers(bench: dict[str, Any]) -> list[str]:
         f"interleaved in one run ({versions}):"
     )
     lines = [
-        "| engine | arm | draft model | tokens/s decoding | end to end | texts as its own plain ones |",
+        "| engine | arm | draft model | tokens/s decoding | end to end | texts equal to its plain ones |",
         "|---|---|---|---:|---:|---:|",
     ]
     for arm in sorted(bench["arms"], key=lambda arm: -(arm["tokens_per_s"] or 0)):
@@ -54,14 +54,14 @@ def peers(bench: dict[str, Any]) -> list[str]:
 
 
 class Fairness(NamedTuple):
-    """Which arms of both engines are set against each other."""
+    """Which arms of two engines are compared."""
 
     name: str
-    """Empty where it depends on who had the draft model."""
+    """Empty if it depends on which engine had the draft model."""
     admits: Callable[[dict[str, Any]], bool]
 
     def told(self, ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], engine: str, draft: str) -> str:
-        """What is compared; where every arm counts, who had the draft model."""
+        """The name of the comparison; if it admits every arm, which engine had the draft model."""
         if self.name:
             return self.name
         had = {
@@ -81,7 +81,7 @@ FAIRNESS = (
 
 
 def against(bench: dict[str, Any], only: str | None = None) -> Iterator[str]:
-    """Outrider's best arm over the best of each other engine, like for like: a row of a table each."""
+    """Table rows: Outrider's best arm against the best arm of each other engine, like for like."""
     others = dict.fromkeys(arm["engine"] for arm in bench["arms"] if arm["engine"] != OURS)
     for engine in others if only is None else (only,):
         for fairness in FAIRNESS:
@@ -103,7 +103,7 @@ def against(bench: dict[str, Any], only: str | None = None) -> Iterator[str]:
 
 
 def size(bench: dict[str, Any]) -> str:
-    """The draft model by its size, which its file's name tells."""
+    """The draft model by its size, from its file name."""
     found = re.search(r"\d+(\.\d+)?[BM]\b", bench["draft"])
     return f"a {found[0]} draft model" if found else "a draft model"
 
@@ -114,14 +114,14 @@ def told(arm: dict[str, Any], engine: str) -> str:
 
 
 def absent(bench: dict[str, Any]) -> str:
-    """Says what llama.cpp has of its own and was not run; empty where it was."""
+    """Says that llama.cpp's own n-gram speculation was not measured; empty if it was."""
     ran = any(arm["arm"].startswith("ngram") for arm in bench["arms"] if arm["engine"] == "llama.cpp")
     own = "llama.cpp's own n-gram speculation (`llama-server --spec-type ngram-simple`)"
     return "" if ran else f"{own} was not part of this run."
 
 
 def conditions(bench: dict[str, Any]) -> Iterator[str]:
-    """What each engine was given, in sentences."""
+    """What each engine ran, in sentences."""
     for engine in sorted({arm["engine"] for arm in bench["arms"]}, key=lambda name: (name != OURS, name)):
         arms = sorted(arm["arm"] for arm in bench["arms"] if arm["engine"] == engine)
         mine = any(drafts(arm) for arm in bench["arms"] if arm["engine"] == engine)
@@ -134,14 +134,36 @@ def machine(bench: dict[str, Any]) -> str:
     return f"{bench['threads']} threads of an {bench['machine']['cpu']} ({bench['machine']['kernels']})"
 
 
-def summary(found: Sequence[dict[str, Any]], picture: str) -> str:
-    """The comparison with another engine as a picture, and like for like in a table."""
+def setting(found: Sequence[dict[str, Any]]) -> str:
+    """What the comparisons share: model, sampling, length and CPU."""
     asked = found[0]
-    head = (
-        f"{asked['target']}, greedy, {asked['max_tokens']} tokens, {' and '.join(dict.fromkeys(map(machine, found)))}; "
-        "every engine on the same file, prompt by prompt in turns in one run. CPU figures only: no GPU run exists yet."
+    return (
+        f"{asked['target'].removesuffix('.gguf')}, greedy, {asked['max_tokens']} tokens, "
+        f"{' and '.join(dict.fromkeys(map(machine, found)))}"
     )
+
+
+def gains(found: Sequence[dict[str, Any]], picture: str) -> str:
+    """Outrider's own gain from speculation in a table, and a picture with other engines."""
+    lines = [
+        f"| tokens/s while decoding | plain | lookup, no second model | with {size(found[0])} |",
+        "|---|---:|---:|---:|",
+    ]
+    for bench in found:
+        ours = [arm for arm in bench["arms"] if arm["engine"] == OURS]
+        (plain,) = (arm for arm in ours if arm["arm"] == "plain")
+        cells = [f"{plain['tokens_per_s']:.1f}"]
+        for model in (False, True):
+            speeds = [arm["tokens_per_s"] for arm in ours if drafts(arm) is model and arm is not plain]
+            cells.append(f"{max(speeds):.1f} ({max(speeds) / plain['tokens_per_s']:.2f}×)")
+        lines.append(f"| {bench['prompts']['count']} of `{bench['prompts']['file']}` | {' | '.join(cells)} |")
     shown = f"![Tokens per second of Outrider and other engines]({picture})"
+    return "\n\n".join([f"{setting(found)}:", "\n".join(lines), shown])
+
+
+def summary(found: Sequence[dict[str, Any]]) -> str:
+    """The comparison with other engines: like for like in a table, and its conditions."""
+    head = f"{setting(found)}. Every engine ran the same file; engines took turns on each prompt in one run."
     shared = set.intersection(*({arm["engine"] for arm in bench["arms"]} for bench in found)) - {OURS}
     lines = ["| prompts | what ran | Outrider, tokens/s | other, tokens/s | decoding | end to end |"]
     lines.append("|---|---|---|---|---:|---:|")
@@ -149,12 +171,12 @@ def summary(found: Sequence[dict[str, Any]], picture: str) -> str:
         asked_of = f"{bench['prompts']['count']} of `{bench['prompts']['file']}`"
         lines += [f"| {asked_of} {row}" for engine in sorted(shared) for row in against(bench, engine)]
     columns = (
-        "*decoding*: tokens over the time after the prompt's pass, each side's best arm of those that ran; "
-        "*end to end*: the prompt's pass included."
+        "*decoding*: tokens over the time after prefill, with each side's best arm; *end to end*: prefill included. "
+        "These are CPU figures; no GPU has been measured yet."
     )
     given = [f"- `{bench['prompts']['file']}`: {' '.join(conditions(bench))}" for bench in found]
     given += [f"- {note}" for note in dict.fromkeys(map(absent, found)) if note]
-    return "\n\n".join([head, shown, "\n".join(lines), columns, "\n".join(given)])
+    return "\n\n".join([head, "\n".join(lines), columns, "\n".join(given)])
 
 
 def speeds_picture(found: Sequence[dict[str, Any]]) -> str:
@@ -163,7 +185,7 @@ def speeds_picture(found: Sequence[dict[str, Any]]) -> str:
     most = max(arm["tokens_per_s"] or 0 for bench in found for arm in bench["arms"])
     scale = Scale(nice_end(most), 200, 590)
     drawing = Drawing(640, 72 + sum(78 + 22 * len(bench["arms"]) for bench in found), "tokens per second by engine")
-    drawing.text(16, 26, "Tokens per second while decoding, prompt passes left out", "title")
+    drawing.text(16, 26, "Tokens per second while decoding, without prefill", "title")
     target, draft = (asked[key].removesuffix(".gguf") for key in ("target", "draft"))
     drawing.text(16, 46, f"{target}, greedy, {asked['max_tokens']} tokens", "soft")
     drawing.bar(16, 53, 10, 10, "ours drafted", "with a draft model")

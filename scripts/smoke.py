@@ -51,7 +51,7 @@ def commands() -> None:
 def answers() -> None:
     """A model's text, plain and speculative: the demo's with a head that came along, or a tiny one."""
     from outrider import LLM, SamplingParams, Speculation
-    from outrider.heads.checkpoint import read_head
+    from outrider.heads.loading import read_head
     from outrider.models.loading import named_models
 
     check(read_head(NAMED).kind == "eagle3", f"{NAMED} is not read by its name")

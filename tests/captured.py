@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,11 +17,24 @@ WIDTH, LAYERS = 32, 2
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """See :class:`outrider.train.features.batches.Captured`."""
+    """See :class:`outrider.train.features.buffer.Captured`."""
 
     tokens: list[int]
     answer_start: int
     features: dict[int, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """Texts as the only shard of training data."""
+
+    texts: Sequence[Text]
+
+    def __len__(self) -> int:
+        return 1 if self.texts else 0
+
+    def read(self, shard: int) -> Sequence[Text]:
+        return self.texts
 
 
 class TinyTarget:

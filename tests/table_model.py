@@ -11,7 +11,8 @@ import math
 
 import torch
 
-from outrider.kv.pool import LayerStore, PagedCache
+from outrider.kv.pool import PagedCache
+from outrider.kv.state import LayerStore
 from outrider.models.base import HiddenLogits, TargetOutput
 from outrider.tree import TreeBatch
 
@@ -26,10 +27,11 @@ class TableModel(HiddenLogits):
         start: position of a block's first token.
     """
 
+    backend = "table"
     row_invariant = True
     device = torch.device("cpu")
     row_bytes = 0
-
+    source = None
     context_length = 4096
 
     def __init__(self, table: torch.Tensor, block: int = 0, start: int = 0) -> None:
@@ -49,7 +51,7 @@ class TableModel(HiddenLogits):
 
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
         tokens = batch.tokens.double().view(1, -1, 1)
-        store = cache.layers.setdefault(0, LayerStore(cache.slots, tokens, tokens))
+        store = cache.layer(0, lambda: LayerStore(cache.slots, tokens, tokens))
         slots, before = [], []
         for sequence in batch.sequences:
             forced, tree = len(sequence.forced), sequence.tree

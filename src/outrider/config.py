@@ -10,16 +10,13 @@ from typing import Any, Final, Literal, TypeVar
 from outrider.drafters.base import (
     AUTOMATIC,
     AUTOMATICALLY,
-    MODELS_FLAG,
     DrafterConfig,
     automatic_config,
     changed,
-    check_options,
     config_class,
-    named_models,
-    option,
 )
 from outrider.errors import ConfigError
+from outrider.options import Role, check_options, drafter_option, drafters_named, option, roles_of
 
 Config = TypeVar("Config")
 
@@ -127,15 +124,14 @@ class Speculation:
         """
         names = _names(models)
         if self._automatic:
-            known, place = any(self.options.get(name) for name in _MODELS), _MODELS[0]
+            known, place = any(self.options.get(name) for name in _DRAFTERS), _DRAFTERS[0]
         else:
             config = self.drafter_config()
-            item = next((item for item in fields(config) if item.metadata.get("flag") == MODELS_FLAG), None)  # type: ignore[arg-type]
-            if item is None:
+            if (item := drafter_option(config)) is None:
                 raise ConfigError(f"{config.method} takes no draft model; leave {argument} out, or the method to auto")
             if len(names) > 1 and not isinstance(item.default, tuple):
                 raise ConfigError(f"{config.method} takes one draft model, not {len(names)}")
-            known, place = bool(named_models(config)), item.name
+            known, place = bool(drafters_named(config)), item.name
         if known:
             raise ConfigError(f"speculation names its draft models already; leave {argument} out")
         return replace(self, options={**self.options, place: names if len(names) > 1 else names[0]})
@@ -151,9 +147,9 @@ class Speculation:
         """
         options = dict(self.options)
         if self._automatic:
-            given = [value for name in _MODELS if (value := options.pop(name, None))]
+            given = [value for name in _DRAFTERS if (value := options.pop(name, None))]
             if len(given) > 1:
-                raise ConfigError(f"auto takes its draft models as one of {', '.join(_MODELS)}, not as several")
+                raise ConfigError(f"auto takes its draft models as one of {', '.join(_DRAFTERS)}, not as several")
             config, chosen = automatic_config(_names(given[0]) if given else beside()), AUTOMATICALLY
         else:
             config, chosen = config_class(self.method)() if isinstance(self.method, str) else self.method, ""
@@ -174,16 +170,16 @@ class Speculation:
 
 PLAIN: Final = "none"
 """The method that drafts nothing."""
-_MODELS: Final = ("models", "model", "head")
+_DRAFTERS: Final = ("models", "model", "head")
 """Options by which ``auto`` is told what to draft with."""
 _SPELLINGS: Final = {
-    "num_speculative_tokens": ("num_steps", "num_draft_tokens"),
-    "prompt_lookup_max": ("max_match",),
-    "prompt_lookup_min": ("min_match",),
-    "model": ("head", "models"),
-    "head": ("model",),
+    "num_speculative_tokens": (Role.DEPTH, Role.TOKENS),
+    "prompt_lookup_max": (Role.LONGEST_MATCH,),
+    "prompt_lookup_min": (Role.SHORTEST_MATCH,),
+    "model": (Role.HEAD, Role.MODELS),
+    "head": (Role.MODEL, Role.MODEL_OR_HEAD),
 }
-"""What others call an option, and which of ours it is: the first that the method has."""
+"""What others call an option, and the roles it may have: the first that the method has an option for."""
 AuditScope = Literal["all", "texts", "greedy"]
 """What an audit checks: texts and frequencies, texts alone, or greedy texts alone."""
 
@@ -209,10 +205,10 @@ def read_config(given: Any, default: Config) -> Config:
 def _spelled(options: Mapping[str, Any], config: DrafterConfig) -> dict[str, Any]:
     """Options by the names of a config's fields, models and lists of them as the fields hold them."""
     known = {item.name: item for item in fields(config)}  # type: ignore[arg-type]
-    named: dict[str, Any] = {}
+    roles, named = roles_of(config), dict[str, Any]()
     for name, value in options.items():
         others = _SPELLINGS.get(name, ()) if name not in known else ()
-        field_name = next((other for other in others if other in known), name)
+        field_name = next((roles[role].name for role in others if role in roles), name)
         if field_name in named or (field_name != name and field_name in options):
             raise ConfigError(f"{config.method}: {field_name} is given twice, once as {name}; give it once")
         given = os.fspath(value) if isinstance(value, os.PathLike) else value

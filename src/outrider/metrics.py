@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -162,47 +163,161 @@ class RowCosts:
         return RowCosts(kept, seconds, list(latest[-_LATEST:]))
 
 
+@dataclass(frozen=True)
+class RowKinds:
+    """Rows of passes by what they were for."""
+
+    prompt: int = 0
+    """Of prompts, the row that gives the first token included."""
+    decode: int = 0
+    """Anchors of requests that decode: what plain decoding computes too."""
+    draft: int = 0
+    """Drafts that were accepted."""
+    wasted: int = 0
+    """Drafts that were not."""
+
+    @property
+    def total(self) -> int:
+        """All rows."""
+        return self.prompt + self.decode + self.draft + self.wasted
+
+    def __add__(self, other: RowKinds) -> RowKinds:
+        """The rows of both."""
+        return RowKinds(
+            self.prompt + other.prompt,
+            self.decode + other.decode,
+            self.draft + other.draft,
+            self.wasted + other.wasted,
+        )
+
+    def __sub__(self, before: RowKinds) -> RowKinds:
+        """The rows since ``before``."""
+        return RowKinds(
+            self.prompt - before.prompt,
+            self.decode - before.decode,
+            self.draft - before.draft,
+            self.wasted - before.wasted,
+        )
+
+
+@dataclass(frozen=True)
+class RoundStats:
+    """What one round carried and cost."""
+
+    rows: RowKinds
+    tokens: int
+    """Emitted by requests that decode; a prompt's first token is left out."""
+    draft: float
+    """Seconds of drafters."""
+    verify: float
+    """Seconds of the target's forward pass."""
+    other: float
+    """Seconds of scheduling, sampling, acceptance, commits and text."""
+
+    @property
+    def seconds(self) -> float:
+        """All of the round's."""
+        return self.draft + self.verify + self.other
+
+
+class Clock:
+    """Times the stages of a round: ``with clock("draft"): ...``; stages of one name add up."""
+
+    def __init__(self) -> None:
+        self._stages: dict[str, _Stage] = {}
+
+    def __call__(self, stage: str) -> _Stage:
+        """A context that adds its time to a stage."""
+        if stage not in self._stages:
+            self._stages[stage] = _Stage()
+        return self._stages[stage]
+
+    def restart(self) -> None:
+        """Begin a round: every stage has taken no time yet."""
+        for stage in self._stages.values():
+            stage.seconds = 0.0
+
+    def seconds(self, stage: str) -> float:
+        """What a stage has taken in this round."""
+        return self(stage).seconds
+
+    @property
+    def total(self) -> float:
+        """Seconds of all stages."""
+        return sum(stage.seconds for stage in self._stages.values())
+
+
+class _Stage:
+    """One stage's time; kept from round to round, so that timing allocates nothing."""
+
+    __slots__ = ("_begun", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds, self._begun = 0.0, 0.0
+
+    def __enter__(self) -> None:
+        self._begun = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.seconds += time.perf_counter() - self._begun
+
+
 @dataclass
 class PhaseSeconds:
-    """Where the engine's time went."""
+    """Where the engine's time went, and what rows it went to."""
 
     prefill: float = 0.0
-    """Passes that held a prompt chunk, everything in them."""
+    """Rounds that only computed prompts, everything in them."""
+    mixed: float = 0.0
+    """Rounds that decoded some requests beside a prompt's chunk, everything in them."""
     draft: float = 0.0
+    """Drafters, in rounds that only decode."""
     verify: float = 0.0
-    """The target's forward passes that only decode."""
+    """The target's forward passes, in rounds that only decode."""
     other: float = 0.0
-    """Scheduling, sampling, acceptance, commits, text: the engine's own time."""
+    """The engine's own time in rounds that only decode: scheduling, sampling, acceptance, commits, text."""
     rounds: int = 0
-    """Passes that only decode."""
+    """Rounds that only decode."""
     tokens: int = 0
-    """Tokens those passes emitted, of all requests."""
+    """Tokens those rounds emitted, of all requests."""
+    mixed_tokens: int = 0
+    """Tokens that requests decoded in mixed rounds."""
+    rows: RowKinds = RowKinds()
+    """Rows of all rounds, by kind."""
     by_rows: RowCosts = field(default_factory=RowCosts)
-    """Verify and other of those passes, by the rows they carried."""
+    """Verify and other of the rounds that only decode, by the rows they carried."""
 
-    def add_round(self, *, draft: float, verify: float, other: float, tokens: int, rows: int) -> None:
-        """Count one decoding pass."""
-        self.by_rows.add(rows, verify + other)
-        self.rounds += 1
-        self.tokens += tokens
-        self.draft += draft
-        self.verify += verify
-        self.other += other
+    def add(self, stats: RoundStats) -> None:
+        """Count one round."""
+        self.rows += stats.rows
+        if not stats.rows.prompt:
+            self.by_rows.add(stats.rows.total, stats.verify + stats.other)
+            self.rounds += 1
+            self.tokens += stats.tokens
+            self.draft += stats.draft
+            self.verify += stats.verify
+            self.other += stats.other
+        elif stats.rows.decode:
+            self.mixed += stats.seconds
+            self.mixed_tokens += stats.tokens
+        else:
+            self.prefill += stats.seconds
 
     @property
     def tokens_per_second(self) -> float:
-        """Decoding speed: tokens over seconds of the passes that only decode, all requests together."""
-        return self.tokens / self.decode if self.decode else 0.0
+        """Decoding speed, all requests together: tokens over seconds of the rounds that decode, mixed ones included."""
+        seconds = self.decode + self.mixed
+        return (self.tokens + self.mixed_tokens) / seconds if seconds else 0.0
 
     def __repr__(self) -> str:
         """Seconds by phase, and what they bought."""
-        named = ("prefill", "draft", "verify", "other")
+        named = ("prefill", *(("mixed",) if self.mixed else ()), "draft", "verify", "other")
         phases = ", ".join(f"{name}={getattr(self, name):.4g}" for name in named)
         return f"PhaseSeconds({phases}, rounds={self.rounds}, tokens={self.tokens})"
 
     @property
     def decode(self) -> float:
-        """All of the decoding rounds."""
+        """All of the rounds that only decode."""
         return self.draft + self.verify + self.other
 
     def copy(self) -> PhaseSeconds:
@@ -213,11 +328,14 @@ class PhaseSeconds:
         """What has been added since a copy was taken."""
         return PhaseSeconds(
             self.prefill - before.prefill,
+            self.mixed - before.mixed,
             self.draft - before.draft,
             self.verify - before.verify,
             self.other - before.other,
             self.rounds - before.rounds,
             self.tokens - before.tokens,
+            self.mixed_tokens - before.mixed_tokens,
+            self.rows - before.rows,
             self.by_rows - before.by_rows,
         )
 

@@ -51,7 +51,7 @@ def _counts(choices: Sequence[Choice], stats: SpeculationStats) -> list[str]:
         return parts
     accepted = sum(sum(choice.from_draft) for choice in choices)
     return [
-        f"{stats.mean_accepted_length:.2f} tokens a round",
+        f"{stats.mean_accepted_length:.2f} tokens/round",
         *parts,
         f"{counted(accepted, 'accepted draft')}, marked",
     ]

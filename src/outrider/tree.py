@@ -8,9 +8,11 @@ chunk is nothing but forced rows, so prefill needs no path of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from outrider.law import Law
@@ -18,8 +20,7 @@ from outrider.law import Law
 NO_PARENT = -1
 
 
-@dataclass(frozen=True, eq=False)
-class Candidate:
+class Candidate(NamedTuple):
     """One draw of a drafter.  Two may share a node: merging keeps the multiplicities that multi-step needs."""
 
     node: int
@@ -52,17 +53,20 @@ class TokenTree:
         for name in ("tokens", "parents", "survival", "candidates"):
             if type(value := getattr(self, name)) is not tuple:
                 object.__setattr__(self, name, tuple(value))
-        kinds = {*map(type, self.parents), *(type(item.node) for item in self.candidates)}
-        if (kinds | {type(item.source) for item in self.candidates}) - {int}:
+        parents, nodes = self.parents, tuple([item.node for item in self.candidates])
+        if {*map(type, parents), *map(type, nodes), *[type(item.source) for item in self.candidates]} - {int}:
             raise ValueError("the parents of a tree, and the nodes and sources of its candidates, are ints")
         count = len(self.tokens)
-        if count == 0 or not count == len(self.parents) == len(self.survival):
+        if count == 0 or not count == len(parents) == len(self.survival):
             raise ValueError("a tree has an anchor, and one parent and one survival per node")
-        if self.parents[0] != NO_PARENT or any(not 0 <= p < i for i, p in enumerate(self.parents) if i):
-            raise ValueError(f"every parent must precede its child: {self.parents}")
-        if len(set(zip(self.parents, self.tokens, strict=True))) != count:
+        chain = _chain(count)
+        if parents == chain["parents"]:
+            self.__dict__.update(chain)  # what the properties below would find
+        elif parents[0] != NO_PARENT or any(not 0 <= p < i for i, p in enumerate(parents) if i):
+            raise ValueError(f"every parent must precede its child: {parents}")
+        elif len(set(zip(parents, self.tokens, strict=True))) != count:
             raise ValueError("two children of one node hold the same token")
-        if {candidate.node for candidate in self.candidates} != set(range(1, count)):
+        if nodes != chain["depths"][1:] and set(nodes) != set(range(1, count)):
             raise ValueError("every drafted node needs a candidate, and every candidate a drafted node")
 
     def __len__(self) -> int:
@@ -99,7 +103,10 @@ class TokenTree:
 
     def child(self, node: int, token: int) -> int | None:
         """The child of a node that holds a token."""
-        return next((child for child in self.children[node] if self.tokens[child] == token), None)
+        for child in self.children[node]:
+            if self.tokens[child] == token:
+                return child
+        return None
 
     def subtree(self, keep: Sequence[int]) -> TokenTree:
         """The tree of some nodes, renumbered in order.
@@ -112,12 +119,23 @@ class TokenTree:
             tuple(self.tokens[node] for node in keep),
             tuple(new[self.parents[node]] if node else NO_PARENT for node in keep),
             tuple(self.survival[node] for node in keep),
-            tuple(replace(item, node=new[item.node]) for item in self.candidates if item.node in new),
+            tuple(item._replace(node=new[item.node]) for item in self.candidates if item.node in new),
         )
 
     def siblings(self, node: int) -> list[Candidate]:
         """The candidates below a node in the order they were drawn."""
         return [candidate for candidate in self.candidates if self.parents[candidate.node] == node]
+
+
+@lru_cache
+def _chain(count: int) -> dict[str, Any]:
+    """What a tree of so many nodes holds that does not branch."""
+    return {
+        "parents": tuple(range(NO_PARENT, count - 1)),
+        "depths": tuple(range(count)),
+        "children": tuple((node,) if node < count else () for node in range(1, count + 1)),
+        "is_chain": True,
+    }
 
 
 class TreeBuilder:
@@ -204,8 +222,7 @@ def root_only(anchor: int) -> TokenTree:
     return TokenTree((anchor,), (NO_PARENT,), (1.0,), ())
 
 
-@dataclass(frozen=True, eq=False)
-class SequenceRows:
+class SequenceRows(NamedTuple):
     """What one sequence puts into a pass.
 
     Row layout: forced tokens first, then the tree's nodes.  ``tree`` is None while the forced rows do not yet reach
@@ -228,7 +245,7 @@ class SequenceRows:
     @property
     def tail(self) -> int:
         """Rows of the layout, the skipped ones included."""
-        return len(self.forced) + (len(self.tree) if self.tree else 0)
+        return len(self.forced) + (0 if self.tree is None else len(self.tree.tokens))
 
     @property
     def rows(self) -> int:
@@ -238,14 +255,15 @@ class SequenceRows:
     @property
     def tail_tokens(self) -> tuple[int, ...]:
         """Token of each row of the layout."""
-        return self.forced + (self.tree.tokens if self.tree else ())
+        return self.forced if self.tree is None else self.forced + self.tree.tokens
 
     @property
-    def tail_positions(self) -> list[int]:
+    def tail_positions(self) -> Sequence[int]:
         """Absolute position of each row of the layout."""
+        if self.tree is None or self.tree.is_chain:
+            return range(self.context, self.context + self.tail)
         first = self.context + len(self.forced)
-        depths = self.tree.depths if self.tree else ()
-        return [*range(self.context, first), *(first + depth for depth in depths)]
+        return [*range(self.context, first), *[first + depth for depth in self.tree.depths]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,18 +292,17 @@ class TreeBatch:
         starts: list[int] = []
         wanted_starts: list[int] = []
         for sequence in sequences:
-            starts.append(len(tokens))
+            start, skip = len(tokens), sequence.skip
+            starts.append(start)
             wanted_starts.append(len(wanted))
-            tokens += sequence.tail_tokens[sequence.skip :]
-            positions += sequence.tail_positions[sequence.skip :]
-            unwanted = 0 if sequence.all_logits else max(0, len(sequence.forced) - sequence.skip)
-            wanted += range(starts[-1] + unwanted, len(tokens))
+            tokens += sequence.tail_tokens[skip:]
+            positions += sequence.tail_positions[skip:]
+            unwanted = 0 if sequence.all_logits else max(0, len(sequence.forced) - skip)
+            wanted += range(start + unwanted, len(tokens))
         return cls(
             tuple(sequences),
             tuple(starts),
-            torch.tensor(tokens, dtype=torch.int64, device=device),
-            torch.tensor(positions, dtype=torch.int64, device=device),
-            torch.tensor(wanted, dtype=torch.int64, device=device),
+            *(_integers(tokens, device), _integers(positions, device), _integers(wanted, device)),
             tuple(wanted_starts),
         )
 
@@ -311,6 +328,10 @@ class TreeBatch:
         if found is None:
             found = self._tails[index] = _ancestors(self.sequences[index]).to(self.tokens.device)
         return found
+
+
+def _integers(values: Sequence[int], device: torch.device | str) -> torch.Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.int64)).to(device)  # a quarter of what torch.tensor takes
 
 
 def _ancestors(sequence: SequenceRows) -> torch.Tensor:

@@ -6,7 +6,6 @@ that can branch is run as a chain and as a tree.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,10 +16,11 @@ from tiny_heads import tiny_head
 
 from outrider import LLM, Speculation
 from outrider.config import CacheConfig, SchedulerConfig
-from outrider.drafters.base import DrafterConfig, config_class, make_config, methods
+from outrider.drafters.base import DrafterConfig, config_class, methods
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import HeadCheckpoint, write_head
 from outrider.models.base import TargetModel
+from outrider.options import Role, roles_of, with_roles
 from outrider.verify import check_exact, make_verifier, registered
 
 DRAFT_MODELS = {"good": "near the target", "bad": "random"}
@@ -36,30 +36,26 @@ def draft_models(backend: str = "hf") -> dict[str, TargetModel]:
 
 def configs(model: str) -> Iterator[tuple[str, DrafterConfig]]:
     """Each method with a draft model where it takes one, as a chain and, where it can branch, as a tree."""
+    values: dict[Role, object] = {
+        Role.MODEL: model,
+        Role.MODELS: ("bad", model),
+        Role.MODEL_OR_HEAD: model,
+        Role.HEAD: "tiny",
+        Role.SHORTEST_MATCH: 1,
+        Role.MIN_SURVIVAL: 0.0,  # heads that nothing has trained are sure of nothing
+    }
     for name in methods():
-        found = config_class(name)
-        fields = {item.name for item in dataclasses.fields(found)}
-        options: dict[str, object] = {}
-        if "model" in fields:
-            options["model"] = model
-        if "models" in fields:
-            options["models"] = ("bad", model)
-        if "head" in fields:
-            options["head"] = "tiny"
-        if "min_match" in fields:
-            options["min_match"] = 1
-        if "min_survival" in fields and fields & {"head", "model"}:
-            options["min_survival"] = 0.0  # heads that nothing has trained are sure of nothing
-        yield name, found(**options)
-        if "topk" in fields:
-            yield f"{name}-tree", found(**options, topk=3)
-    for case, method in ON_DISK.items():
-        options = {"model": head_folder(method), "min_match": 1, "min_survival": 0.0}
-        yield case, make_config(case.partition("-")[0], options)
+        config = with_roles(config_class(name)(), values)
+        yield name, config
+        if Role.WIDTH in roles_of(config):
+            yield f"{name}-tree", with_roles(config, {Role.WIDTH: 3})
+        if Role.MODEL_OR_HEAD in roles_of(config):
+            for ending, method in _ON_DISK.items():
+                yield name + ending, with_roles(config, {Role.MODEL_OR_HEAD: head_folder(method)})
 
 
-ON_DISK = {"lookup_model-head": "eagle3", "lookup_model-block": "dspark"}
-"""Cases whose method looks into a folder for a head, and what that head was trained as; it is for the tiny target."""
+_ON_DISK = {"-head": "eagle3", "-block": "dspark"}
+"""Endings of cases whose method finds a head where a model could be, and what that head was trained as."""
 _FOLDERS = TemporaryDirectory(prefix="heads-")
 
 
@@ -69,6 +65,11 @@ def head_folder(method: str) -> str:
     folder = Path(_FOLDERS.name) / method
     write_head(folder, tiny_head(method, tiny_model(0)))
     return str(folder)
+
+
+def on_disk(case: str) -> bool:
+    """Whether a case drafts with a head in a folder, which is for the tiny target."""
+    return case.endswith(tuple(_ON_DISK))
 
 
 def method_cases() -> list[tuple[str, str]]:
@@ -99,7 +100,7 @@ def is_exact(config: DrafterConfig, rule: str) -> bool:
 
 def heads_of(config: DrafterConfig, target: TargetModel) -> dict[str, HeadCheckpoint]:
     """A tiny head where the method drafts with one."""
-    return {"tiny": tiny_head(config.method, target)} if getattr(config, "head", "") else {}
+    return {"tiny": tiny_head(config.method, target)} if Role.HEAD in roles_of(config) else {}
 
 
 def make(

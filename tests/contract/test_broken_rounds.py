@@ -72,23 +72,34 @@ def breaking(function: Callable[..., Any], at: int, raised: list[int], *, late: 
 
 
 STAGES: dict[str, Callable[[LLM], tuple[Any, str]]] = {
-    "schedule": lambda llm: (llm.engine._scheduler, "schedule"),
-    "propose": lambda llm: (llm.engine._drafter, "propose"),
+    "schedule": lambda llm: (llm.engine.scheduler, "schedule"),
+    "budgets": lambda llm: (llm.engine.controller, "budgets"),
+    "reserve": lambda llm: (llm.engine.scheduler, "reserve"),
+    "propose": lambda llm: (llm.engine.drafting, "propose"),
+    "prune": lambda llm: (llm.engine.controller, "prune"),
     "pack": lambda llm: (TreeBatch, "pack"),
     "forward": lambda llm: (llm.engine.target, "forward"),
     "accept": lambda llm: (llm.engine.verifier, "accept"),
-    "cache": lambda llm: (llm.engine._cache, "commit"),
-    "observe": lambda llm: (llm.engine._drafter, "observe"),
+    "cache": lambda llm: (llm.engine.cache, "commit"),
+    "commit": lambda llm: (llm.engine.scheduler, "commit"),
+    "settle": lambda llm: (llm.engine.scheduler, "settle"),
+    "observe": lambda llm: (llm.engine.drafting, "observe"),
 }
+
+
+EACH_REQUEST = {"accept", "cache", "commit", "settle"}
+"""Stages that take one request at a time."""
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("case", CASES)
 def test_a_round_broken_off_changes_no_text(case: str, stage: str, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests of unequal lengths, prompts in chunks beside requests that decode, one interruption at each call."""
+    """Requests of unequal lengths, prompts in chunks beside requests that decode; an interruption at each stage of the
+    round and, where a stage takes one request at a time, at each of them.
+    """
     expected = [speaking("none").generate([p], w)[0] for p, w in zip(PROMPTS, wishes(), strict=True)]
-    for at in (0, 1, 2, 4, 7, 11):
+    for at in (0, 1, 2, 3, 5, 7) if stage in EACH_REQUEST else (0, 2, 5):
         llm = speaking(by_id(case))
         engine, raised = llm.engine, list[int]()
         with monkeypatch.context() as patch:
@@ -108,7 +119,7 @@ def test_a_round_broken_off_changes_no_text(case: str, stage: str, late: bool, m
                     delivered[item.request.id] += item.tokens
                     texts[item.request.id] += item.text
                     finished += [item.request.id] * item.finished
-        if at < 5:
+        if at < 3:
             assert raised == [at]
         for request, plain in zip(requests, expected, strict=True):
             assert request.error is None

@@ -11,8 +11,8 @@ from tiny import VOCABULARY
 
 from contract.cases import BACKENDS, LOSSLESS, PROMPTS, by_id, configs, exact_pairs, is_exact, make, method_cases
 from outrider import SamplingParams, Speculation
-from outrider.drafters.base import changed
 from outrider.errors import ConfigError
+from outrider.options import Role, roles_of, with_roles
 from outrider.verify import make_verifier, repeats_plain_text
 
 GREEDY = SamplingParams(max_tokens=24)
@@ -98,9 +98,7 @@ def test_seeded_text_is_plain_text(case: str, model: str, rule: str, setting: st
 
 
 STEP_BY_STEP = [
-    case
-    for case, config in configs("good")
-    if getattr(config, "min_survival", 1.0) == 0.0 and case != "lookup_model-block"
+    case for case, config in configs("good") if Role.MIN_SURVIVAL in roles_of(config) and not case.endswith("-block")
 ]
 """Methods that look at how likely a draft is; the length of a block is its head's own choice."""
 
@@ -118,12 +116,13 @@ def test_drafts_that_are_not_worth_a_row_are_left_out(case: str, rule: str, sett
     """Fewer are drafted, each as likely as was asked; under a ratio rule all the same are, and no text changes."""
     drafted, texts = [], set()
     for least in (0.0, 0.5):
-        llm = make(changed(by_id(case), {"min_survival": least}), verifier=rule)
-        trees, propose = [], llm.engine._drafter.propose
-        llm.engine._drafter.propose = lambda context: trees.append(propose(context)) or trees[-1]  # noqa: B023
+        llm = make(with_roles(by_id(case), {Role.MIN_SURVIVAL: least}), verifier=rule)
+        drafter = llm.engine.drafting.drafters[0]
+        trees, propose = [], drafter.propose
+        drafter.propose = lambda context: trees.append(propose(context)) or trees[-1]  # noqa: B023
         done = llm.generate(PROMPTS, SETTINGS[setting])
         texts.add(tuple(c.token_ids for c in done))
-        if case.partition("-")[0] != "lookup_model":  # what is looked up has a threshold of its own
+        if not by_id(case).needs.deterministic:  # what is looked up has a threshold of its own
             assert min(min(tree.survival) for batch in trees for tree in batch) >= least
         drafted.append(sum(sum(c.speculation.drafted) for c in done))
         assert_clean(llm)
@@ -158,9 +157,7 @@ def test_every_budget(case: str, steps: int, tokens: int, rule: str) -> None:
     config = by_id(case, "good")
     if not is_exact(config, rule):
         return
-    fields = {item.name for item in dataclasses.fields(config)}  # type: ignore[arg-type]
-    options = {name: value for name, value in (("num_steps", steps), ("num_draft_tokens", tokens)) if name in fields}
-    config = dataclasses.replace(config, **options)  # type: ignore[type-var]
+    config = with_roles(config, {Role.DEPTH: steps, Role.TOKENS: tokens})
     llm = make(config, verifier=rule)
     done = llm.generate(PROMPTS, GREEDY)
     assert [c.token_ids for c in done] == plain("greedy")
@@ -169,9 +166,9 @@ def test_every_budget(case: str, steps: int, tokens: int, rule: str) -> None:
         assert sum(stats.drafted) <= (config.most_nodes - 1) * stats.rounds
         if config.most_nodes == 1:
             assert stats.mean_accepted_length == 1.0
-    if tokens > 0 and "model" in fields:
+    if tokens > 0 and roles_of(config).keys() & {Role.MODEL, Role.MODEL_OR_HEAD}:
         assert config.most_nodes - 1 <= max(tokens, 4 * steps)
-    if "models" in fields and tokens > 0:
+    if Role.MODELS in roles_of(config) and tokens > 0:
         assert config.most_nodes - 1 == tokens
 
 

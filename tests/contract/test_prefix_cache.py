@@ -194,8 +194,8 @@ def test_a_tiny_pool_evicts_what_is_kept_before_it_preempts(case: str, backend: 
 
 def noted_pauses(llm: LLM) -> list[str]:
     paused: list[str] = []
-    pause = llm.engine._drafter.pause
-    llm.engine._drafter.pause = lambda key: (paused.append(key), pause(key))[1]  # type: ignore[method-assign]
+    pause = llm.engine.drafting.pause
+    llm.engine.drafting.pause = lambda key: (paused.append(key), pause(key))[1]  # type: ignore[method-assign]
     return paused
 
 
@@ -222,8 +222,8 @@ def test_a_preempted_request_takes_over_its_own_rows(case: str, rows_computed: C
     request = warm.engine.submit(LONG, GREEDY)
     for _ in range(4):
         warm.engine.step()
-    warm.engine._scheduler.preempt(request)
-    warm.engine._drafter.pause(request.id)
+    warm.engine.scheduler.preempt(request)
+    warm.engine.drafting.pause(request.id)
     counts = rows_computed(warm)
     warm.engine.step()
     assert counts[0] <= PAGE + 2
@@ -325,7 +325,7 @@ def test_prompt_logprobs_survive_preemption_half_way(rounds: int, rows_computed:
     counts = rows_computed(warm)
     for _ in range(rounds):
         warm.engine.step()
-    warm.engine._scheduler.preempt(request)
+    warm.engine.scheduler.preempt(request)
     run_out(warm)
     assert values(request.prompt_logprobs) == values(truth.prompt_logprobs)
     assert tuple(request.output_ids) == truth.token_ids
@@ -354,6 +354,52 @@ def test_how_much_is_taken_over(prompt: list[int], cached: int, backend: str) ->
     done = warm.generate(prompt, WITH_LOGPROBS)[0]
     assert done.cached_tokens == cached
     assert_same(done, truth, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES)
+def test_requests_of_different_salts_share_nothing(case: str, backend: str) -> None:
+    warm = make(by_id(case), backend=backend, cache=WARM)
+    truth = plain(tuple(LONG), "greedy", 12, backend)
+    wish = dataclasses.replace(SETTINGS["greedy"], logprobs=2, max_tokens=12)
+    for turn, salt in enumerate([None, "one", "two", "one", None, "two"]):
+        before = {name: len(cache_._index._nodes) for name, cache_ in warm.engine.pool._caches.items()}
+        done = warm.generate(LONG, wish, cache_salt=salt)[0]
+        assert_same(done, truth, backend)
+        assert done.cached_tokens == (turn > 2) * taken_over(LONG), f"salt {salt!r}, turn {turn}"
+        for name, cache_ in warm.engine.pool._caches.items():
+            grown = len(cache_._index._nodes) - before[name]
+            assert grown == (turn < 3) * len(cache_._index._nodes) // (turn + 1), f"{name} passed pages between salts"
+        warm.engine.pool.check()
+    assert_clean(warm)
+    assert not warm.engine.scheduler._cache.salts, "the salt of a request that has ended is kept"
+
+
+def test_nobody_waits_for_rows_of_another_salt(rows_computed: Callable[[LLM], list[int]]) -> None:
+    warm = make("none", backend="native", cache=WARM)
+    counts = rows_computed(warm)
+    wishes = [dataclasses.replace(GREEDY, cache_salt=salt) for salt in ("one", "two", "one", None)]
+    done = warm.generate([LONG] * 4, wishes)
+    assert [answer.cached_tokens for answer in done] == [0, 0, taken_over(LONG), 0]
+    assert counts[0] == 3 * len(LONG), "the first of each salt begin at once"
+
+
+def test_encoder_inputs_are_part_of_the_salt() -> None:
+    warm = make("none", backend="native", cache=WARM)
+    found = []
+    for read in (None, [1, 2], [1, 2], [12], [1, 3], None):
+        request = warm.engine.submit(LONG, GREEDY)
+        request.encoder_inputs = read
+        warm.engine.scheduler.waiting.clear()
+        warm.engine.scheduler.add(request)
+        run_out(warm)
+        found.append(request.cached_tokens)
+    assert found == [0, 0, taken_over(LONG), 0, 0, taken_over(LONG)]
+    salted = [dataclasses.replace(GREEDY, cache_salt=salt) for salt in (None, "None", "one")]
+    requests = [warm.engine.submit(LONG, params) for params in salted]
+    for request in requests:
+        request.encoder_inputs = [1, 2]
+    assert len({request.salt for request in requests}) == 3
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -424,7 +470,7 @@ def test_clearing_makes_the_next_request_cold_and_disturbs_no_running_one(
 
 def test_draft_pages_are_taken_over_too(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = make(by_id("draft_model", "good"), backend="hf", cache=WARM)
-    draft = llm.engine._drafter._drafter._model  # type: ignore[attr-defined]
+    draft = llm.engine.drafting.drafters[0]._drafter._model  # type: ignore[attr-defined]
     rows = counted_rows(draft, monkeypatch)
     first = llm.generate(LONG, GREEDY)[0]
     cold, before = sum(rows), len(rows)

@@ -81,8 +81,8 @@ def test_prompts_of_all_lengths_join_requests_that_are_decoding(case: str) -> No
 def test_preemption_by_recompute(case: str, setting: str) -> None:
     llm = make(by_id(case), cache=CacheConfig(rows=72, page_size=4), scheduler=SchedulerConfig(prefill_chunk=8))
     paused = []
-    pause = llm.engine._drafter.pause
-    llm.engine._drafter.pause = lambda key: (paused.append(key), pause(key))  # type: ignore[method-assign]
+    pause = llm.engine.drafting.pause
+    llm.engine.drafting.pause = lambda key: (paused.append(key), pause(key))  # type: ignore[method-assign]
     assert [c.token_ids for c in llm.generate(PROMPTS, SETTINGS[setting])] == plain(setting)
     assert paused, "the pool was meant to run out of pages"
     assert_clean(llm)
@@ -189,7 +189,7 @@ def test_a_drafter_that_raises_anywhere_changes_no_text(call: str, monkeypatch: 
         met.append(call)
         raise RuntimeError("no idea")
 
-    monkeypatch.setattr(llm.engine._drafter._drafter, call, broken)
+    monkeypatch.setattr(llm.engine.drafting.drafters[0]._drafter, call, broken)
     assert [c.token_ids for c in llm.generate(PROMPTS, GREEDY)] == plain("greedy")
     assert met, "the fault was not met"
     assert_clean(llm)
@@ -214,7 +214,7 @@ def test_a_network_that_always_fails_is_told_of_once_for_each_request(
     case: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     llm = make(by_id(case, "bad"))
-    drafter = llm.engine._drafter._drafter
+    drafter = llm.engine.drafting.drafters[0]._drafter
 
     def broken(*arguments: object) -> None:
         raise RuntimeError("out of memory, say")
@@ -233,7 +233,7 @@ def test_a_network_that_always_fails_is_told_of_once_for_each_request(
 def test_a_network_that_fails_while_it_is_let_go_keeps_no_pages(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a drafter computes last for a request, its pages are free afterwards."""
     llm = make(by_id(case), cache=CacheConfig(page_size=2, prefix_cache=True))
-    drafter = llm.engine._drafter._drafter
+    drafter = llm.engine.drafting.drafters[0]._drafter
     compute, close, closing, met = drafter._compute, drafter.close, [], []
 
     def fail_while_closing(key: str, *arguments: object) -> None:

@@ -27,6 +27,7 @@ from outrider.errors import ConfigError, ModelError
 from outrider.kv.pool import KVPool
 from outrider.models.base import HiddenLogits, TargetModel, TargetOutput
 from outrider.models.hf.model import ATTENTION, HFModel
+from outrider.options import drafter_option
 from outrider.tree import SequenceRows, TokenTree, TreeBatch
 
 END, STOP = sorted(byte_tokenizer().eos_ids)
@@ -36,6 +37,7 @@ GREEDY = SamplingParams(max_tokens=24)
 class Script(HiddenLogits):
     """A target that answers every prompt with a fixed text, whatever was said before: position decides."""
 
+    backend, source = "script", None
     row_invariant, device, context_length, row_bytes = True, torch.device("cpu"), 512, 0
 
     def __init__(self, prompt: list[int], answer: list[int], vocabulary: int = SIZE, context_length: int = 512) -> None:
@@ -624,7 +626,7 @@ def test_what_was_drawn_before_a_drafter_failed_is_tested(case: str, monkeypatch
     monkeypatch.setattr(GuardedDrafter, "propose", proposing)
     done = llm.generate(PROMPTS[0], SamplingParams(max_tokens=12, temperature=1.0, seed=3))[0]
     assert len(done.token_ids) == 12
-    draws = any(hasattr(by_id(case), field) for field in ("head", "model", "models"))
+    draws = drafter_option(by_id(case)) is not None
     assert len(nodes) == draws, "it was to fail once, in its second draw"
     assert all(count > 1 for count in nodes), "what had been drawn was dropped because the next draw failed"
     assert_clean(llm)

@@ -16,7 +16,6 @@ from tiny import tiny_native
 from wrapped import Wrapped
 
 from outrider.heads import native as heads_native
-from outrider.heads.block_runner import BlockRunner
 from outrider.heads.blocks import BlockShape
 from outrider.heads.dspark import DSparkConfig, DSparkHead
 from outrider.heads.eagle import EagleConfig, EagleHead
@@ -27,10 +26,9 @@ from outrider.heads.native import (
     Stack,
     block_runner,
     feature_runner,
-    parts_of,
 )
 from outrider.heads.packed import Packing, pack
-from outrider.heads.runner import FeatureRunner, attend_by
+from outrider.heads.runner import BlockRunner, FeatureRunner, attend_by
 from outrider.kernels.native import cpu, missing, physical_cores
 from outrider.kv.pool import KVPool, PagedCache
 from outrider.models.pass_plan import PassPlan
@@ -80,7 +78,7 @@ def module(variant: str, packing: str = "fp32") -> Any:
 
 @cache
 def stack(variant: str, packing: str = "fp32") -> Stack:
-    return Stack(parts_of(module(variant, packing)))
+    return Stack(module(variant, packing).parts())
 
 
 def new_cache(rows: int = 512, page: int = 16) -> PagedCache:
@@ -311,7 +309,7 @@ def test_a_block_sees_itself_and_a_context_whose_keys_were_given() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(4)
         head = DSparkHead(DSPARK).requires_grad_(False)
-    made = Stack(parts_of(head))
+    made = Stack(head.parts())
     context, rows = numbers(9, WIDTH, 1), numbers(4, WIDTH, 2)
     ours, theirs = new_cache(), new_cache()
     before = SequenceRows("a", 0, tuple(range(9)), None)

@@ -20,6 +20,7 @@ from outrider.models.base import TargetModel
 from outrider.models.files.tokenizer import Tokenizer
 from outrider.models.loading import find
 from outrider.models.shipped import shipped_heads
+from outrider.options import Role, roles_of
 from outrider.tree import SequenceRows, TreeBatch
 from outrider.verify import registered
 from outrider.verify.base import Draws
@@ -54,7 +55,7 @@ def loaded(backend: str) -> tuple[TargetModel, Tokenizer]:
 @cache
 def heads(method: str, backend: str) -> dict[str, HeadCheckpoint]:
     """An untrained head where the method drafts with one."""
-    return {"untrained": tiny_head(method, loaded(backend)[0])} if hasattr(config_class(method)(), "head") else {}
+    return {"untrained": tiny_head(method, loaded(backend)[0])} if Role.HEAD in roles_of(config_class(method)) else {}
 
 
 def serving(speculation: str | DrafterConfig, verifier: str = "coupled", backend: str = "hf") -> LLM:

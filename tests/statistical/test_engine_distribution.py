@@ -18,11 +18,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from contract.cases import ON_DISK, by_id, exact_pairs, heads_of, takes_model
+from contract.cases import by_id, exact_pairs, heads_of, on_disk, takes_model
 from table_model import TableModel
 
 from outrider import LLM, SamplingParams, Speculation
-from outrider.drafters.base import DrafterConfig, changed
+from outrider.drafters.base import DrafterConfig
+from outrider.options import Role, roles_of, with_roles
 from outrider.verify import make_verifier, registered
 from outrider.verify.base import Draws
 from statistical.chi_square import check, needed
@@ -44,7 +45,7 @@ def widest_pairs() -> list[tuple[str, str]]:
 
     Which head lookup goes before changes nothing of the rule, and those on disk are for another target than this one.
     """
-    pairs = [(case, rule) for case, rule in exact_pairs() if rule in RATIO_RULES and case not in ON_DISK]
+    pairs = [(case, rule) for case, rule in exact_pairs() if rule in RATIO_RULES and not on_disk(case)]
     allowed = [(case, rule) for case, rule in pairs if by_id(case).most_nodes > 1]
     return [(case, rule) for case, rule in allowed if (f"{case}-tree", rule) not in allowed]
 
@@ -118,7 +119,7 @@ def test_joint_distribution(case: str, rule: str) -> None:
 
 def drafts_with_a_head(case: str) -> bool:
     """Networks in torch take long for the many draws; under their other rules they are left to the thorough run."""
-    return hasattr(by_id(case), "head")
+    return Role.HEAD in roles_of(by_id(case))
 
 
 OTHERS = [pair for pair in widest_pairs() if pair not in COVER]
@@ -149,9 +150,8 @@ def method_of(case: str) -> str:
 
 def check_pair(case: str, rule: str, variation: float) -> None:
     config = by_id(case, "good")
-    depth = {"num_steps": LEVELS} if hasattr(config, "num_steps") else {}
-    width = {"topk": 2} if case.endswith("-tree") else {}  # of three tokens: one child more would be all there are
-    config = changed(config, depth | width)
+    width = {Role.WIDTH: 2} if case.endswith("-tree") else {}  # of three tokens: one child more would be all there are
+    config = with_roles(config, {Role.DEPTH: LEVELS} | width)
     target, prompts = setting(vocabulary=3 if takes_model(case) else 2)
     total = needed(target.vocabulary**LENGTH - 1, variation)
     check(counts(config, rule, target, prompts, total), law(target), variation=variation)
@@ -175,7 +175,7 @@ def test_plain_sampling() -> None:
 def test_drafted_positions_use_the_requests_own_settings(wish: SamplingParams) -> None:
     target, prompts = setting(vocabulary=3)
     expected = law(target, wish)
-    config = changed(by_id("draft_model"), {"num_steps": LEVELS})
+    config = with_roles(by_id("draft_model"), {Role.DEPTH: LEVELS})
     total = needed(int(np.count_nonzero(expected)) - 1, 0.04)
     check(counts(config, "rejection", target, prompts, total, wish), expected, variation=0.04)
 

@@ -17,8 +17,8 @@ import torch
 from table_model import TableModel
 
 from outrider import LLM, SamplingParams, Speculation
-from outrider.drafters._proposals import DRAWERS
-from outrider.drafters.base import DraftSequence, Proposal, config_class
+from outrider.drafters.base import Proposal, config_class
+from outrider.engine.picker import DRAWS
 from outrider.errors import ConfigError, OutriderError
 from outrider.law import Law
 from outrider.sampling.params import LogitsProcessor
@@ -101,13 +101,15 @@ def enumerated(choices: Choices) -> Iterator[None]:
         thrown.add(name)
         return EnumeratingDice(choices)
 
-    def removed(sequence: DraftSequence, q: Law, node: int, width: int, source: int) -> list[Proposal]:
+    def removed(
+        sampler: RequestSampler, round_number: int, q: Law, node: int, width: int, source: int
+    ) -> list[Proposal]:
         return without_replacement(choices, q, node, width)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KeyedDice, "coin", lambda self, node, chance: dice(self, node).coin(node, chance))
         patch.setattr(KeyedDice, "draw", lambda self, node, weights: dice(self, node).draw(node, weights))
-        patch.setitem(DRAWERS, Draws.WITHOUT_REPLACEMENT, removed)
+        patch.setitem(DRAWS, Draws.WITHOUT_REPLACEMENT, removed)
         yield
 
 

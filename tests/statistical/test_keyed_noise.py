@@ -20,8 +20,9 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.drafters._proposals import DRAWERS
 from outrider.drafters.base import DraftContext, DraftSequence, Proposal
+from outrider.engine.picker import DRAWS, DrawingPicker
+from outrider.engine.stopping import Endings, Stopper
 from outrider.law import Law
 from outrider.sampling import RequestSampler, SamplingParams
 from outrider.sampling.noise import Purpose, counter_word, gumbel_from_words, philox_blocks
@@ -318,11 +319,10 @@ def text_of(decoding: Decoding, seed: int) -> list[int]:
         anchor = text[-1] if text else 0
         target = TableModel(lambda path, anchor=anchor: TARGET[(anchor, *path)[-1]], SYMBOLS)
         draft = TableModel(lambda path, anchor=anchor: DRAFT[(anchor, *path)[-1]], SYMBOLS)
-        sequence = SimpleNamespace(sampler=SimpleNamespace(seed=seed, choice=0), round_number=round_number)
+        sampler = SimpleNamespace(seed=seed, choice=0)
 
-        def real(drawn: Draw, sequence: SimpleNamespace = sequence) -> Draw:
-            drawer = DRAWERS[REAL[drawn]]
-            return lambda choices, q, node, width: drawer(sequence, q, node, width, 0)  # type: ignore[arg-type]
+        def real(drawn: Draw, now: int = round_number) -> Draw:
+            return lambda choices, q, node, width: DRAWS[REAL[drawn]](sampler, now, q, node, width, 0)  # type: ignore[arg-type]  # noqa: B023
 
         tree = grow(Choices(()), draft, [(real(drawn), wanted) for drawn, wanted in decoding.shape[:length]])
         verdict = make_verifier(decoding.rule).accept(tree, KeyedRows(tree, target, seed, round_number))
@@ -354,7 +354,10 @@ def context(draws: Draws, round_number: int) -> DraftContext:
         prompt_length=1,
         end_ids=(),
     )
-    return DraftContext((DraftSequence("request", [0], 1, 8, 4, round_number, sampler),), draws)
+    request = SimpleNamespace(sampler=sampler, round_number=round_number)
+    turn = SimpleNamespace(request=request, endings=Endings(Stopper(SamplingParams(), frozenset(), 8, None)))
+    picker = DrawingPicker({"request": turn}, draws)  # type: ignore[dict-item]
+    return DraftContext((DraftSequence("request", [0], 1, 8, 4),), picker, not draws.target_alone)
 
 
 @pytest.mark.parametrize("twin", [independent, without_replacement])

@@ -18,7 +18,7 @@ from tiny_folder import make_folder
 from outrider.audit import tie_rule
 from outrider.bench import runner
 from outrider.bench.equality import first_difference
-from outrider.bench.machine import bytes_per_token, commit, facts, parameter_bytes
+from outrider.bench.machine import commit, facts
 from outrider.bench.page import page
 from outrider.bench.prompts import COMPLETE_CODE, read_prompts
 from outrider.bench.report import SCHEMA_VERSION
@@ -29,6 +29,7 @@ from outrider.cli import main
 from outrider.cli.options import MethodFlags
 from outrider.errors import ConfigError
 from outrider.kernels.native import cpu
+from outrider.models.hf.model import weight_bytes
 from outrider.models.native.model import NativeModel
 from outrider.tree import TokenTree
 from outrider.verify import registered
@@ -121,16 +122,10 @@ def test_first_difference(a: str, b: str, place: int | None) -> None:
 
 
 def test_bytes_per_token_leaves_out_a_table_that_is_only_looked_up_in() -> None:
-    class Served:
-        def __init__(self, tied: bool) -> None:
-            table, head = torch.nn.Embedding(10, 4), torch.nn.Linear(4, 10, bias=False)
-            if tied:
-                head.weight = table.weight
-            self.module = torch.nn.Sequential(table, head)
-
-    assert (parameter_bytes(Served(False)), bytes_per_token(Served(False))) == (320, 160)
-    assert parameter_bytes(Served(True)) == bytes_per_token(Served(True)) == 160
-    assert bytes_per_token(object()) is None
+    table, head = torch.nn.Embedding(10, 4), torch.nn.Linear(4, 10, bias=False)
+    assert weight_bytes(torch.nn.Sequential(table, head)) == (320, 160)
+    head.weight = table.weight
+    assert weight_bytes(torch.nn.Sequential(table, head)) == (160, 160)
 
 
 def test_machine_facts() -> None:
@@ -398,7 +393,7 @@ class TestBench:
             ("--json nowhere/out.json", "nowhere"),
             ("--algorithms draft_model --limit 2", "--draft-model"),
             ("--select i==6", "context"),
-            ("--algorithms ngram --speculative-num-steps 2", "--num-steps is an option of none of"),
+            ("--algorithms ngram --speculative-num-steps 2", "--num-steps is not an option of any method here"),
         ],
     )
     def test_bad_input(

@@ -76,7 +76,7 @@ def test_a_model_behind_lookup_is_not_lookups_fault() -> None:
     both = LookupModelDrafter(LookupModel(model="none"), lookup, Overconfident())  # type: ignore[arg-type]
     config = Scripted(lambda sequence: sequence.builder().build(), most_nodes=8)
     llm = LLM.from_model(tiny_model(), speculation=config)
-    llm.engine._drafter._drafter = both  # type: ignore[assignment]
+    llm.engine.drafting.drafters[0]._drafter = both  # type: ignore[assignment]
     factors: list[float] = []
     observe = both.observe
 

@@ -10,12 +10,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from command_line import run
 from tiny_folder import make_folder
 
-from outrider.cli import COMMANDS, GROUPS, failures, main
+from outrider.cli import COMMANDS, GROUPS, TAKES_DASH, _app, _prepared, failures, main
 from outrider.cli.method_options import spellings
 from outrider.cli.options import METHOD, MethodFlags, ModelFlags, SpeculationFlags, all_options, options_of
 from outrider.cli.sampling import CompletionFlags
@@ -60,23 +61,111 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str
     assert COMMANDS[command].split(";")[0].split(",")[0].rstrip(".") in " ".join(out.split())
 
 
+TITLE = re.compile(r"^([A-Z][a-z]+(?: [a-z]+)*)(?: \(.*\))?\s*$", re.M)
+COMMON = ["Arguments", "Model", "Sampling", "Speculation", "Output"]
+
+
+def shown(text: str) -> list[str]:
+    """The options that a help lists."""
+    return re.findall(r"^  (?:-\w, )?(--\S+)", text, re.M)
+
+
 @pytest.mark.parametrize("columns", [80, 100])
 def test_help_is_short(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     _, out, _ = run(capsys, "generate", "--help")
-    assert out.count("\n") <= 47
-    names = re.findall(r"^  (?:-\w, )?(--\S+)", out, re.M)
+    assert out.count("\n") <= 32
+    assert TITLE.findall(out) == COMMON
+    assert {"--model", "--max-tokens", "--temperature", "--draft-model", "--algorithm", "--json"} <= set(shown(out))
+    assert out.rstrip().endswith("More options: --help all")
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_all_leaves_nothing_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run(capsys, "generate", flag, "all")
+    assert TITLE.findall(out) == [*COMMON, *(f"More {name.lower()} options" for name in COMMON[1:4])]
+    names = shown(out)
     assert len(set(names)) == len(names) >= 35
-    titles = [line.split(" (")[0].strip() for line in out.splitlines() if re.match(r"[A-Z]\w+(?: \(.*\))?\s*$", line)]
-    assert titles == ["Arguments", "Model", "Sampling", "Speculation", "Output"]
-    for flag in ("--repetition-penalty", "--draft-model", "--algorithm", "--kernels", "--[no-]prefix-cache", "--json"):
-        assert flag in out
+    for option in ("--repetition-penalty", "--kernels", "--[no-]prefix-cache", "--verifier"):
+        assert option in out
+    assert "--help all" not in out
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_every_help_says_where_the_rest_is(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    short, whole = (run(capsys, *words, "--help", *more)[1] for more in ((), ("all",)))
+    assert ("--help all" in short) == (set(shown(short)) < set(shown(whole)))
+    assert set(shown(short)) <= set(shown(whole))
+
+
+def whole_number_flags(words: list[str]) -> list[str]:
+    """The options of a command that take a whole number."""
+    command = _app(all_options=True)
+    for word in words:
+        command = command[word]
+    found = command.assemble_argument_collection()
+    return [each.name for each in found if each.parse and int in (each.hint, *get_args(each.hint))]
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+@pytest.mark.parametrize("value", ["1.5", "30.0", "1e3", "0x10", "many"])
+def test_a_whole_number_is_never_rounded(capsys: pytest.CaptureFixture[str], words: list[str], value: str) -> None:
+    flags = whole_number_flags(words)
+    assert flags or words[0] in ("export", "models", "info")
+    for flag in flags:
+        code, _, err = run(capsys, *words, *NEEDED.get(words[-1], ()), f"{flag}={value}")
+        assert (code, err) == (2, f"outrider: {flag} takes a whole number, not {value!r}\n")
+
+
+NEEDED = {
+    "generate": ("-m", "nope", "hi"),
+    "chat": ("-m", "nope"),
+    "bench": ("-m", "nope"),
+    "study": ("-m", "nope"),
+    "audit": ("-m", "nope"),
+    "train": ("eagle3", "--model", "nope", "--output", "nope"),
+}
+"""What each command cannot do without."""
+
+
+@pytest.mark.parametrize("command", ["bench", "study"])
+@pytest.mark.parametrize(
+    "words", [["--json", "--limit", "x"], ["--json=-", "--limit", "x"], ["--json", "-", "--limit", "x"]], ids=" ".join
+)
+def test_json_without_a_file_takes_no_option_for_one(
+    capsys: pytest.CaptureFixture[str], command: str, words: list[str]
+) -> None:
+    code, out, err = run(capsys, command, "-m", "nope", *words)
+    assert (code, err) == (2, "outrider: --limit takes a whole number, not 'x'\n")
+    assert json.loads(out)["error"]["type"] == "UsageError"
+    _, out, err = run(capsys, command, "-m", "nope", "--limit", "x", "--json")
+    assert json.loads(out)["error"]["message"] == "--limit takes a whole number, not 'x'"
+
+
+def test_a_dash_belongs_to_the_option_before_it() -> None:
+    assert _prepared(["generate", "--stop", "-", "-", "-m", "x"]) == ["generate", "--stop=-", "-m", "x", "--", "-"]
+    assert _prepared(["generate", "--prompt-file", "-", "-m", "x"]) == ["generate", "--prompt-file=-", "-m", "x"]
+    assert _prepared(["generate", "--json", "-"]) == ["generate", "--json", "--", "-"]
+    assert _prepared(["bench", "kernels", "--json", "--repeat", "1"]) == ["bench", "kernels", "--json", "--repeat", "1"]
+    assert _prepared(["bench", "--json", "out.json", "--html", "x"]) == ["bench", "--json", "out.json", "--html", "x"]
+    assert _prepared(["chat", "--", "--json", "-"]) == ["chat", "--", "--json", "-"]
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"), [(command, flag) for command in TAKES_DASH for flag in TAKES_DASH[command]]
+)
+def test_options_that_take_a_dash_exist(capsys: pytest.CaptureFixture[str], command: str, flag: str) -> None:
+    _, _, err = run(capsys, command, *NEEDED[command], flag, "-", "--frobnicate")
+    assert "there is no option --frobnicate" in err
 
 
 def test_every_sampling_parameter_has_a_flag() -> None:
     flags = {item.name for item in dataclasses.fields(CompletionFlags)}
     wanted = {item.name for item in dataclasses.fields(SamplingParams)}
-    assert wanted - flags == {"processors", "speculate", "skip_special_tokens"}
+    assert wanted - flags == {"processors", "speculate", "skip_special_tokens", "cache_salt"}
     assert flags - wanted == {"show_special_tokens"}
     assert CompletionFlags().params() == SamplingParams()
 
@@ -202,7 +291,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "misspelt flag and a value": (["generate", "--model", "FOLDER", "--josn", "5"], "--josn; did you mean --json?"),
     "misspelt flag that is needed": (["generate", "hi", "--modle", "FOLDER"], "--modle; did you mean --model?"),
     "misspelt command": (["generat"], "did you mean generate?"),
-    "several words": (["generate", "--model", "FOLDER", "to", "be"], "no place for 'be'"),
+    "several words": (["generate", "--model", "FOLDER", "to", "be"], "unexpected argument 'be'"),
     "flag without value": (asked(""), "--model"),
     "not a number": (asked("FOLDER --temperature warm"), ": --temperature takes a number, not 'warm'\n"),
     "not a whole number": (asked("FOLDER --top-k x"), ": --top-k takes a whole number, not 'x'\n"),
@@ -214,11 +303,11 @@ BAD: dict[str, tuple[list[str], str]] = {
     "twice": (asked("FOLDER --draft-tokens 1 --draft-tokens 2"), ": --draft-tokens may be given only once\n"),
     "option behind --": (
         ["generate", "-m", "FOLDER", "--", "-hello", "--max-tokens", "4"],
-        ": --max-tokens stands behind --, where nothing is an option; options go before --\n",
+        ": --max-tokens comes after --, where everything is an argument; put options before --\n",
     ),
     "no model to look up with": (
         asked("FOLDER --algorithm lookup_model"),
-        ": lookup_model needs a model or head; name it with --draft-model",
+        ": lookup_model needs a draft model or head; name it with --draft-model",
     ),
     "foreign flag for auto": (
         asked("FOLDER --algorithm auto --num-steps 2"),
@@ -257,9 +346,9 @@ BAD: dict[str, tuple[list[str], str]] = {
     ),
     "no draft model": (
         asked("FOLDER --speculative-algorithm draft_model"),
-        "needs a model or head; name it with --draft-model",
+        "needs a draft model or head; name it with --draft-model",
     ),
-    "no head": (asked("FOLDER --algorithm eagle3"), "eagle3 needs a model or head; name it with --draft-model"),
+    "no head": (asked("FOLDER --algorithm eagle3"), "eagle3 needs a draft model or head; name it with --draft-model"),
     "two draft models": (
         asked(
             "FOLDER --speculative-algorithm draft-model "

@@ -93,7 +93,7 @@ class TestChat:
         self.lines(monkeypatch, "hello", "/set max-tokens 5", "/reset", "hello")
         code, _, err = run(capsys, "chat", "-m", folder, "--context-length", 300, "--ignore-eos")
         assert code == 0
-        assert "at the end of the context of 300" in err
+        assert "the context of 300 tokens is full" in err
         assert "cut at 5 tokens; /set max-tokens N raises it" in err
 
     def test_commands(self, capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,13 @@ from tiny_heads import tiny_head
 
 from outrider import LLM, SamplingParams
 from outrider.cli import figures
-from outrider.cli.options import options_of
 from outrider.drafters._trained import head_config
 from outrider.drafters.base import config_class, methods
 from outrider.heads.checkpoint import write_head
 from outrider.kernels.native import cpu, kernel_names, use_kernels
 from outrider.metrics import FEWEST_ONE_ROW_ROUNDS, RowCosts
 from outrider.models.backends import load_model
+from outrider.options import Role, drafter_option, roles_of
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +52,11 @@ def test_json_has_what_it_promises(capsys: pytest.CaptureFixture[str], folder: P
 
 def drafting_with(method: str, model: Path, draft: Path, place: Path) -> list[object]:
     """The flag that names a draft model or a head, for methods that have one."""
-    (named,) = [option.field for option in options_of(config_class(method)) if "draft-model-path" in option.flag] or [
-        ""
-    ]
-    if named == "head":
+    roles = roles_of(config_class(method))
+    if Role.HEAD in roles:
         write_head(place / method, tiny_head(method, load_model(model)[0]))
         draft = place / method
-    return ["--speculative-draft-model-path", draft] if named else []
+    return ["--speculative-draft-model-path", draft] if drafter_option(config_class(method)) else []
 
 
 def test_a_head_is_found_to_be_one(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
@@ -105,7 +103,7 @@ def test_the_first_figure_is_the_gain(capsys: pytest.CaptureFixture[str], folder
         gain = r"\d+\.\d\d × plain \(predicted from \d+ one-row rounds of \d+\.\d ms\)"
         assert re.match(rf"({gain}|speedup unknown \(the machine is busy\)) · ", line), line
     assert "× plain" not in run(capsys, *asked, 4)[2]
-    assert "texts side by side" in run(capsys, *asked, 40, "--n", 2)[2]
+    assert "several texts at once" in run(capsys, *asked, 40, "--n", 2)[2]
     assert re.match(r"\d+\.\d tokens/s$", run(capsys, *plain)[2].splitlines()[-1])
 
 
@@ -130,7 +128,7 @@ def test_says_where_it_was_cut(capsys: pytest.CaptureFixture[str], folder: Path)
     several = run(capsys, *asked, "--max-tokens", 3, "--n", 2)[2]
     assert all(f"[{number}] cut at 3 tokens; " in several for number in (1, 2))
     whole = run(capsys, *asked, "--max-tokens", "none", "--context-length", 64)[2]
-    assert re.search(r"cut after \d+ tokens, at the end of the context of 64", whole)
+    assert re.search(r"cut at \d+ tokens: the context of 64 tokens is full", whole)
     letter = completed(capsys, "hello", "-m", folder, "--max-tokens", 3)["text"][0]
     assert "cut" not in run(capsys, *asked, "--max-tokens", 300, "--stop", letter)[2]
 

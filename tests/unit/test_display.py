@@ -107,9 +107,7 @@ def test_a_notebook_shows_accepted_drafts_in_another_shade(done: Completion) -> 
     accepted = ["".join(text for text, drafted in choice.pieces() if drafted) for choice in done.choices]
     assert "".join(map(html.unescape, SHADED.findall(shown))) == "".join(accepted)
     assert html.escape(figures(done)) in shown
-    assert re.fullmatch(
-        r"[\d.]+ tokens/s · [\d.]+ tokens a round · 48 tokens · length · \d+ accepted .*", figures(done)
-    )
+    assert re.fullmatch(r"[\d.]+ tokens/s · [\d.]+ tokens/round · 48 tokens · length · \d+ accepted .*", figures(done))
     assert "accepted drafts" not in figures(drafting("none").generate("the hat", max_tokens=5)[0])
 
 
@@ -136,7 +134,7 @@ def test_a_notebook_shows_a_choice(done: Completion) -> None:
     shown = choice._repr_html_()
     accepted = "".join(text for text, drafted in choice.pieces() if drafted)
     assert "".join(map(html.unescape, SHADED.findall(shown))) == accepted
-    assert " tokens a round · 24 tokens · length · " in shown
+    assert " tokens/round · 24 tokens · length · " in shown
     assert "<small>1 token · length</small>" in drafting("none").generate("x", max_tokens=1)[0].choices[0]._repr_html_()
 
 

@@ -23,8 +23,8 @@ from unit.test_threads import TEXTS, THREADS, TIMEOUT, Job, facts, served, toget
 
 from outrider import LLM, CacheConfig, Chunk, RequestError, SamplingParams, SchedulerConfig
 from outrider.engine.driver import Driver
-from outrider.engine.engine import Progress
 from outrider.engine.stopping import FinishReason
+from outrider.engine.turn import Progress
 
 Processor = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
 LONG = {"max_tokens": 300, "ignore_eos": True}
@@ -432,8 +432,8 @@ def test_the_same_target_under_another_drafter_keeps_the_settings() -> None:
     llm = served(cache=cache, scheduler={"max_rows": 24, "max_running": 3, "prefill_chunk": 8})
     other = llm.speculating("ngram").speculating("suffix")
     assert (other.engine.pool.rows, other.engine.pool.page_size) == (320, 8)
-    assert other.engine._scheduler._config == llm.engine._scheduler._config
-    assert other.engine._cache.shares
+    assert other.engine.scheduler._config == llm.engine.scheduler._config
+    assert other.engine.cache.shares
     for text in TEXTS:
         wish = {"max_tokens": 12, "ignore_eos": True}
         assert other.generate(text, **wish)[0].token_ids == llm.generate(text, **wish)[0].token_ids

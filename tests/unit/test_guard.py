@@ -101,7 +101,7 @@ def test_trees_may_come_one_by_one_and_be_made_of_lists(rule: str, caplog: pytes
         return TokenTree([sequence.tokens[-1], DRAFT], [-1, 0], [1.0, 0.5], [Candidate(1)])  # type: ignore[arg-type]
 
     llm = engine(rule, tree, Needs(deterministic=True))
-    drafter = llm.engine._drafter._drafter
+    drafter = llm.engine.drafting.drafters[0]._drafter
     propose = drafter.propose
     drafter.propose = lambda context: (one for one in propose(context))  # type: ignore[method-assign, assignment, return-value]
     (done,) = llm.generate([PROMPT], SamplingParams(max_tokens=8))

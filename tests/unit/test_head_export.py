@@ -31,8 +31,9 @@ from tiny_heads import tiny_head
 
 from outrider.cli import main
 from outrider.errors import ConfigError, ModelError
-from outrider.heads.checkpoint import PACKED, SMALL, HeadCheckpoint, TargetFacts, read_head, write_head
+from outrider.heads.checkpoint import PACKED, SMALL, HeadCheckpoint, TargetFacts, write_head
 from outrider.heads.formats.base import destinations, export
+from outrider.heads.loading import read_head
 
 TARGET = TargetFacts("", WIDTH, 6, VOCABULARY)
 HAS_SPECULATORS = importlib.util.find_spec("speculators") is not None
@@ -320,7 +321,9 @@ def test_only_our_own_format_is_kept_in_four_bits(tmp_path: Path, capsys: pytest
     write_head(tmp_path / "head", tiny_head("eagle3", tiny_model(0)))
     words = ["export", str(tmp_path / "head"), "--to", "specforge", "--output", str(tmp_path / "out"), "--four-bits"]
     assert main(words) == 2
-    assert "--four-bits is for the format outrider alone; specforge keeps plain numbers" in capsys.readouterr().err
+    assert (
+        "--four-bits works only with --to outrider; specforge stores full-precision weights" in capsys.readouterr().err
+    )
 
 
 def test_a_full_disk_is_said_and_the_old_file_stays(

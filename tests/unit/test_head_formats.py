@@ -41,10 +41,11 @@ from tiny_heads import tiny_head
 from outrider import LLM, SamplingParams, Speculation
 from outrider.drafters.base import config_class
 from outrider.errors import ConfigError, ModelError, OutriderError
-from outrider.heads.checkpoint import TargetFacts, read_head, write_head
+from outrider.heads.checkpoint import TargetFacts, write_head
 from outrider.heads.formats._shapes import rotation
-from outrider.heads.formats._told import Told
+from outrider.heads.formats._untrusted_config import UntrustedConfig
 from outrider.heads.formats.base import formats
+from outrider.heads.loading import read_head
 from outrider.heads.runner import embedding_of
 
 TARGET = TargetFacts("", WIDTH, 6, VOCABULARY)
@@ -296,7 +297,7 @@ def test_vllm_medusa(tmp_path: Path, prefix: str) -> None:
     ],
 )
 def test_rotations_in_both_spellings(told: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert rotation(Told("head", told)) == expected
+    assert rotation(UntrustedConfig("head", told)) == expected
 
 
 def test_the_rotation_is_the_heads_own(tmp_path: Path) -> None:

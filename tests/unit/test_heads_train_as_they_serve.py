@@ -12,15 +12,14 @@ import torch
 from tiny import VOCABULARY, tiny_model
 from tiny_heads import SOME
 
-from outrider.heads import block_runner, runner
-from outrider.heads.block_runner import BlockRunner
-from outrider.heads.runner import FeatureRunner
+from outrider.heads import runner
+from outrider.heads.runner import BlockRunner, FeatureRunner
 from outrider.kv.pool import PagedCache
 from outrider.models.hf.model import HFModel
 from outrider.train.features.batches import Batch
 from outrider.train.features.teacher import Matrices
 from outrider.train.recipes._blocks import corrected, draft_blocks
-from outrider.train.recipes._calibration import calibration_error, cross_checked, scaling_temperatures
+from outrider.train.recipes._calibration import calibration_error, cross_validated_errors, scaling_temperatures
 from outrider.train.recipes._unroll import unroll
 from outrider.train.recipes.base import recipe_class
 from outrider.tree import SequenceRows, TreeBatch, TreeBuilder
@@ -32,8 +31,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 @pytest.fixture(autouse=True)
 def _unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight-bit weights would hide small differences."""
-    for module in (runner, block_runner):
-        monkeypatch.setattr(module, "ready", lambda head, target: head)
+    monkeypatch.setattr(runner, "ready", lambda head, target: head)
 
 
 def text_of(target: HFModel) -> Batch:
@@ -134,15 +132,15 @@ def test_calibration_is_checked_on_other_texts_than_it_was_fitted_on() -> None:
     dice = torch.Generator().manual_seed(0)
     honest = torch.randn(6, 3000, 3, generator=dice) + 1.0
     right = (torch.rand(honest.shape, generator=dice) < torch.sigmoid(honest)).cumprod(-1).bool()
-    found = cross_checked([(3.0 * one, did) for one, did in zip(honest, right, strict=True)])
+    found = cross_validated_errors([(3.0 * one, did) for one, did in zip(honest, right, strict=True)])
     assert found["calibration error"] < 0.02
     assert found["calibration error, unscaled"] > 0.05
     # Texts of the other half say the opposite: what was fitted there is of no use here.
     opposed = [
         (3.0 * one, did if part % 2 else ~did) for part, (one, did) in enumerate(zip(honest, right, strict=True))
     ]
-    assert cross_checked(opposed)["calibration error"] > 0.1
-    assert cross_checked([(honest[0], right[0])]) == {}
+    assert cross_validated_errors(opposed)["calibration error"] > 0.1
+    assert cross_validated_errors([(honest[0], right[0])]) == {}
 
 
 def test_a_confidence_without_a_whole_block_keeps_its_temperatures() -> None:

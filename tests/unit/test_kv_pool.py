@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from outrider.kv.pool import KVPool, LayerStore, PagedCache
+from outrider.kv.pool import KVPool, PagedCache
+from outrider.kv.state import Kept, LayerStore
 
 PAGES, PAGE_SIZE, HEADS, WIDTH = 12, 4, 2, 3
 KEYS = st.sampled_from(["a", "b", "c", "d"])
@@ -48,13 +49,16 @@ class CacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(self.rows.values()))
     @rule(data=st.data())
-    def commit(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(sorted(key for key, rows in self.rows.items() if rows)))
-        rows = self.rows[key]
-        start = data.draw(st.integers(0, len(rows) - 1))
-        kept = sorted(data.draw(st.sets(st.integers(0, len(rows) - start - 1))))
-        self.cache.commit(key, start, kept)
-        self.rows[key] = rows[:start] + [rows[start + row] for row in kept]
+    def keep(self, data: st.DataObject) -> None:
+        """Some rows of several sequences, at once."""
+        kept = []
+        for key in data.draw(st.permutations(sorted(key for key, rows in self.rows.items() if rows))):
+            rows = self.rows[key]
+            start = data.draw(st.integers(0, len(rows) - 1))
+            stay = sorted(data.draw(st.sets(st.integers(0, len(rows) - start - 1))))
+            kept.append(Kept(key, start, stay))
+            self.rows[key] = rows[:start] + [rows[start + row] for row in stay]
+        self.cache.keep(kept)
 
     @rule(key=KEYS)
     def release(self, key: str) -> None:

@@ -17,18 +17,18 @@ from outrider.drafters.lookup_model import LookupModel
 from outrider.drafters.ngram import Ngram, NgramDrafter, NgramIndex, copied
 from outrider.drafters.suffix import Suffix, SuffixDrafter
 from outrider.errors import ConfigError
-from outrider.heads import checkpoint
-from outrider.heads.checkpoint import kind_of, read_head, write_head
+from outrider.heads import loading
+from outrider.heads.checkpoint import write_head
 from outrider.heads.formats.base import export
-from outrider.verify.base import Draws
+from outrider.heads.loading import kind_of, read_head
 
 
 def sequence(tokens: list[int], nodes: int = 32, depth: int = 32, key: str = "r", prompt: int = 0) -> DraftSequence:
-    return DraftSequence(key, tokens, prompt, nodes, depth, 1, SimpleNamespace())  # type: ignore[arg-type]
+    return DraftSequence(key, tokens, prompt, nodes, depth)
 
 
 def propose(drafter, tokens: list[int], **options: int):  # type: ignore[no-untyped-def]
-    (tree,) = drafter.propose(DraftContext((sequence(tokens, **options),), Draws.PERTURBED))
+    (tree,) = drafter.propose(DraftContext((sequence(tokens, **options),), SimpleNamespace(), causal=False))
     return tree
 
 
@@ -116,7 +116,7 @@ class TestTheModelAfterALookup:
     ) -> None:
         export(tiny_head("eagle", tiny_model(0)), "eagle", tmp_path)
         reads: list[object] = []
-        monkeypatch.setattr(checkpoint, "read_head", lambda path: (reads.append(path), read_head(path))[1])
+        monkeypatch.setattr(loading, "read_head", lambda path: (reads.append(path), read_head(path))[1])
         assert automatic_config([str(tmp_path)]) == LookupModel(model=str(tmp_path))
         assert head_config(str(tmp_path)) is not None
         assert reads == [str(tmp_path)], "its weights were read more than once"
@@ -128,7 +128,7 @@ class TestTheModelAfterALookup:
         drafted = llm.generate([[1, 2, 3, 4]], params)[0]
         plain = LLM.from_model(tiny_model(0), speculation="none").generate([[1, 2, 3, 4]], params)[0]
         assert drafted.token_ids == plain.token_ids
-        assert llm.engine._drafter.hidden_layers, "another drafter was built"
+        assert llm.engine.drafting.hidden_layers, "another drafter was built"
 
     def test_what_is_neither_in_memory_nor_on_the_disk_is_named(self) -> None:
         with pytest.raises(ConfigError, match="nowhere"):

@@ -8,9 +8,16 @@ import pytest
 from tiny import tiny_model
 from wrapped import Wrapped
 
-from outrider import LLM, SamplingParams
-from outrider.engine import engine
-from outrider.metrics import FEWEST_ONE_ROW_ROUNDS, PhaseSeconds, Prediction, RowCosts, SpeculationStats
+from outrider import LLM, SamplingParams, metrics
+from outrider.metrics import (
+    FEWEST_ONE_ROW_ROUNDS,
+    PhaseSeconds,
+    Prediction,
+    RoundStats,
+    RowCosts,
+    RowKinds,
+    SpeculationStats,
+)
 
 REPEATED = [5, 6, 7, 8] * 6
 
@@ -20,7 +27,7 @@ def made(one_row: int, wide: int) -> tuple[SpeculationStats, PhaseSeconds]:
     stats, seconds = SpeculationStats(levels=4 * wide), PhaseSeconds()
     for rows, count, emitted, draft, verify in ((1, one_row, 1, 0.0, 0.01), (5, wide, 3, 0.005, 0.02)):
         for _ in range(count):
-            seconds.add_round(draft=draft, verify=verify, other=0.0, tokens=emitted, rows=rows)
+            seconds.add(RoundStats(RowKinds(decode=1, draft=rows - 1), emitted, draft, verify, 0.0))
             stats.rounds += 1
             stats.emitted += emitted
     return stats, seconds
@@ -52,7 +59,7 @@ class TestPrediction:
     def test_no_more_is_gained_than_the_tokens_a_round(self, tokens: int) -> None:
         """One-row rounds that a busy machine slowed, all but a few of them or a few, tell nothing or the same."""
         stats, seconds, plain = SpeculationStats(levels=4), PhaseSeconds(), RowCosts()
-        seconds.add_round(draft=0.001, verify=0.01, other=0.0, tokens=tokens, rows=5)
+        seconds.add(RoundStats(RowKinds(decode=1, draft=4), tokens, 0.001, 0.01, 0.0))
         stats.rounds, stats.emitted = 1, tokens
         for one_row in [0.01] * FEWEST_ONE_ROW_ROUNDS + [0.5] * (FEWEST_ONE_ROW_ROUNDS - 1):
             plain.add(1, one_row)
@@ -131,7 +138,7 @@ def test_the_speedup_is_the_one_a_plain_run_would_show(
 ) -> None:
     """On a clock that charges for rows alone the prediction is exact: no more than 1 where every row has its price."""
     clock = Clock(base, each)
-    monkeypatch.setattr(engine, "time", clock)
+    monkeypatch.setattr(metrics, "time", clock)
     spent = {}
     for method in ("none", "ngram"):
         llm = LLM.from_model(clock.watch(tiny_model()), speculation=method)

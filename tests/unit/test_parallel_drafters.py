@@ -20,7 +20,8 @@ from outrider.drafters._parallel_drafter import ParallelDrafter
 from outrider.drafters.base import config_class
 from outrider.drafters.medusa import CHANCES, Medusa
 from outrider.errors import ConfigError, ModelError
-from outrider.heads.checkpoint import read_head, write_head
+from outrider.heads.checkpoint import write_head
+from outrider.heads.loading import read_head
 from outrider.heads.runner import ready
 from outrider.kernels.native import cpu
 from outrider.verify import check_exact, make_verifier

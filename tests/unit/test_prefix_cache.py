@@ -8,8 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from outrider.kv.pool import KVPool, LayerStore, PagedCache
+from outrider.kv.pool import KVPool, PagedCache
 from outrider.kv.prefix import PrefixIndex
+from outrider.kv.state import LayerStore
 
 PAGES, PAGE_SIZE = 10, 2
 KEYS = st.sampled_from(["a", "b", "c", "d"])
@@ -18,7 +19,7 @@ TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
 
 
 class SharingMachine(RuleBasedStateMachine):
-    """Sequences with texts of their own; a row holds the number of the text that ends with its token."""
+    """Sequences with texts and salts of their own; a row holds the number of its salt and the text up to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,20 +28,24 @@ class SharingMachine(RuleBasedStateMachine):
         self.cache.layers = {0: LayerStore(self.cache.slots, rows, rows)}
         self.texts: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
-        self.numbers: dict[tuple[int, ...], int] = {}
+        self.salts: dict[str, str | None] = {}
+        self.numbers: dict[tuple[str | None, tuple[int, ...]], int] = {}
 
-    def number(self, text: list[int]) -> int:
-        return self.numbers.setdefault(tuple(text), len(self.numbers) + 1)
+    def number(self, key: str, text: list[int]) -> int:
+        return self.numbers.setdefault((self.salts[key], tuple(text)), len(self.numbers) + 1)
 
     def started(self) -> list[str]:
         return sorted(self.texts)
 
-    @rule(key=KEYS, text=TEXTS, left=st.integers(1, 3))
-    def begin(self, key: str, text: list[int], left: int) -> None:
+    @rule(key=KEYS, text=TEXTS, left=st.integers(1, 3), salt=st.sampled_from([None, "one", "two"]))
+    def begin(self, key: str, text: list[int], left: int, salt: str | None = None) -> None:
         if key in self.texts:
             return
+        self.salts[key] = salt
+        if salt is not None:
+            self.cache.salts[key] = salt
         most = max(0, len(text) - left)
-        known, free = self.cache.known_rows(text, most), self.cache.free_rows
+        known, free = self.cache.known_rows(text, most, salt), self.cache.free_rows
         found = self.cache.reuse(key, text, most)
         assert found == known <= most
         assert found % PAGE_SIZE == 0
@@ -62,7 +67,7 @@ class SharingMachine(RuleBasedStateMachine):
         while len(text) < start + count:
             text.append(data.draw(st.integers(0, 1)))
         for row in range(start, start + count):
-            self.cache.layers[0].keys[:, table.slot(row)] = self.number(text[: row + 1])
+            self.cache.layers[0].keys[:, table.slot(row)] = self.number(key, text[: row + 1])
         self.computed[key] = start + count
         if share:
             self.cache.share(key, text, start + count)
@@ -81,7 +86,7 @@ class SharingMachine(RuleBasedStateMachine):
         for row in range(drafted):
             self.cache.layers[0].keys[:, table.slot(start + row)] = -1.0
         for place, row in enumerate(kept):
-            self.cache.layers[0].keys[:, table.slot(start + row)] = self.number(text + accepted[: place + 1])
+            self.cache.layers[0].keys[:, table.slot(start + row)] = self.number(key, text + accepted[: place + 1])
         self.cache.commit(key, start, kept)
         text += accepted
         self.computed[key] = start + len(kept)
@@ -92,13 +97,14 @@ class SharingMachine(RuleBasedStateMachine):
         self.cache.release(key, keep=keep)
         self.texts.pop(key, None)
         self.computed.pop(key, None)
+        self.cache.salts.pop(key, None)
         assert not self.cache.holds(key)
 
     @rule()
     def forget(self) -> None:
         self.cache.forget_prefixes()
-        for text in self.texts.values():
-            assert self.cache.known_rows(text, len(text)) == 0
+        for key, text in self.texts.items():
+            assert self.cache.known_rows(text, len(text), self.salts[key]) == 0
 
     @invariant()
     def every_row_holds_its_text(self) -> None:
@@ -111,7 +117,7 @@ class SharingMachine(RuleBasedStateMachine):
             table = self.cache.table(key)
             owned |= set(table.pages)
             rows = self.computed[key]
-            expected = [float(self.number(text[: row + 1])) for row in range(rows)]
+            expected = [float(self.number(key, text[: row + 1])) for row in range(rows)]
             assert self.cache.layers[0].keys[0, table.slots(0, rows), 0].tolist() == expected
             assert table.shared * PAGE_SIZE <= rows
             neighbours = zip(table.pages, table.pages[1:], strict=False)
@@ -257,3 +263,27 @@ def test_the_check_sees_each_kind_of_damage(fault: str) -> None:
         table.node.text = (1,)
     with pytest.raises(AssertionError):
         cache.check()
+
+
+def test_the_machine_sees_an_index_that_ignores_salts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: pages pass between salts."""
+    monkeypatch.setattr(PrefixIndex, "edge", lambda self, tokens, page, salt: self.page_text(tokens, page))
+    machine = SharingMachine()
+    machine.begin("a", [0, 1, 0], 1, "one")
+    machine.compute(_First(), 3, True)
+    machine.begin("b", [0, 1, 0], 1, "two")
+    with pytest.raises(AssertionError):
+        machine.every_row_holds_its_text()
+
+
+def test_a_salt_is_no_token() -> None:
+    """Salts that spell token ids, and a text that begins like a salted one, stay apart."""
+    cache = PagedCache(PAGES, PAGE_SIZE, shares=True)
+    for key, salt in (("a", "1"), ("b", "2")):
+        cache.salts[key] = salt
+        assert compute(cache, key, [1, 2, 3]) == 0
+    assert compute(cache, "c", [1, 2, 3]) == 0
+    for salt in ("1", "2", None):
+        assert cache.known_rows([1, 2, 3], 3, salt) == 2
+    assert cache.known_rows([1, 2, 3], 3, "12") == 0
+    cache.check()

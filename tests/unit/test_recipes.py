@@ -10,13 +10,13 @@ from captured import LAYERS, TinyTarget, teacher, texts
 from tiny import VOCABULARY
 
 from outrider.errors import ConfigError
-from outrider.train.features.batches import Batch, Shape
+from outrider.train.features.batches import Batch, BatchShape
 from outrider.train.objectives.base import make_objective
 from outrider.train.recipes.base import Acceptance, Recipe, chain_acceptance, recipe_class, starts, trainable
 
 HEADS = 3
 METHODS = ["blockwise", "medusa"]
-SHAPE = Shape(layers=(LAYERS,), rows=400)
+SHAPE = BatchShape(layers=(LAYERS,), rows=400)
 IDS = torch.arange(0, VOCABULARY, 2)
 
 

@@ -215,6 +215,7 @@ BAD = {
     "ignore_eos": ("no", 1),
     "skip_special_tokens": (0,),
     "speculate": ("auto",),
+    "cache_salt": ("", 5, b"salt"),
 }
 
 

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from gguf_files import TinyFile
 
-from outrider.drafters.base import automatic_config, named_models
+from outrider.drafters.base import automatic_config
 from outrider.errors import ModelError
-from outrider.heads.checkpoint import kind_of, read_head
+from outrider.heads.loading import kind_of, read_head
 from outrider.models import shipped
 from outrider.models.identity import identify
 from outrider.models.loading import heads_beside
 from outrider.models.shipped import MEASURED, TARGET, WORKLOADS, Measurement, ShippedHead, head_folder, shipped_heads
+from outrider.options import drafters_named
 
 ROOT = Path(__file__).parents[2]
 HEADS = ROOT / "assets" / "heads"
@@ -77,7 +78,7 @@ def test_auto_drafts_as_was_measured(head: ShippedHead) -> None:
     for named in (head.name, str(head.folder)):
         config = automatic_config([named])
         assert config.method == head.method
-        assert named_models(config) == (named,)
+        assert drafters_named(config) == (named,)
         assert {name: getattr(config, name) for name in head.options} == head.options
 
 

@@ -18,9 +18,10 @@ from contract.test_lossless import assert_clean
 from tiny import tiny_model, tiny_native
 
 from outrider import LLM, CacheConfig, Choice, RequestError, SchedulerConfig
-from outrider.engine.engine import Engine, Progress
+from outrider.engine.engine import Engine
 from outrider.engine.stopping import FinishReason
 from outrider.engine.stream import Stream
+from outrider.engine.turn import Progress
 from outrider.models.files.tokenizer import Tokenizer
 
 TIMEOUT = 120.0

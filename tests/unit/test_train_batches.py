@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from captured import LAYERS, Text, TinyTarget, teacher, texts
+from captured import LAYERS, InMemory, Text, TinyTarget, teacher, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny_model, tiny_native
@@ -16,7 +16,7 @@ from wrapped import Wrapped
 
 from outrider.errors import ConfigError
 from outrider.models.base import TargetModel
-from outrider.train.features.batches import Batch, Batches, InMemory, Shape, held_out_batches, shifted
+from outrider.train.features.batches import Batch, Batches, BatchShape, held_out_batches, shifted
 from outrider.train.features.teacher import Matrices
 from outrider.train.features.vocabulary import draft_vocabulary, places
 
@@ -48,7 +48,7 @@ def names_of(batch: Batch) -> list[int]:
 
 
 def test_rows_count_where_the_next_token_is_the_answers() -> None:
-    batch = Shape(layers=(0, 1), rows=64).pad([text(5, 2, 7), text(3, 1, 8)])
+    batch = BatchShape(layers=(0, 1), rows=64).pad([text(5, 2, 7), text(3, 1, 8)])
     assert batch.tokens.tolist() == [[7] * 5, [8, 8, 8, 0, 0]]
     assert batch.mask.tolist() == [[False, True, True, True, False], [True, True, False, False, False]]
     assert batch.lengths.tolist() == [5, 3]
@@ -58,7 +58,7 @@ def test_rows_count_where_the_next_token_is_the_answers() -> None:
 
 
 def test_long_texts_are_cut_and_texts_without_an_answer_are_left_out() -> None:
-    shape = Shape(layers=(0,), max_length=4)
+    shape = BatchShape(layers=(0,), max_length=4)
     batch = shape.pad([text(9, 2)])
     assert batch.mask.tolist() == [[False, True, True, False]]
     assert [shape.learnable(text(9, start)) for start in (0, 1, 3, 4)] == [False, True, True, False]
@@ -81,7 +81,7 @@ def test_a_window_is_let_go_before_the_next_is_read() -> None:
             alive.extend(map(weakref.ref, found))
             return found
 
-    stream = Batches(Watched([[2], [2], [2]]), Shape(layers=(0,)), seed=0, window=1)
+    stream = Batches(Watched([[2], [2], [2]]), BatchShape(layers=(0,)), seed=0, window=1)
     assert len({names_of(next(stream))[0] for _ in range(3)}) == 3
 
 
@@ -97,7 +97,7 @@ def test_an_epoch_holds_each_text_once_within_bounds(
     total = sum(map(len, lengths))
     if not total:
         return
-    stream = Batches(shards, Shape(layers=(0,), rows=rows), seed=seed, window=window)
+    stream = Batches(shards, BatchShape(layers=(0,), rows=rows), seed=seed, window=window)
     for epoch in range(2):
         seen: list[int] = []
         while len(seen) < total:
@@ -112,7 +112,7 @@ def test_an_epoch_holds_each_text_once_within_bounds(
 @given(seed=st.integers(0, 99), read=st.integers(0, 30))
 def test_a_place_is_found_again(seed: int, read: int) -> None:
     lengths = [[5, 9, 12, 7], [3, 30, 8], [], [11, 6, 2, 2, 2]]
-    shape = Shape(layers=(0,), rows=24)
+    shape = BatchShape(layers=(0,), rows=24)
     first = Batches(Counted(lengths), shape, seed=seed, window=2)
     for _ in range(read):
         next(first)
@@ -126,7 +126,7 @@ def test_a_place_is_found_again(seed: int, read: int) -> None:
 
 def test_the_seed_decides_the_order_and_each_epoch_has_its_own() -> None:
     def order(seed: int, count: int) -> list[list[int]]:
-        stream = Batches(Counted([[4] * 6] * 4), Shape(layers=(0,), rows=8), seed=seed)
+        stream = Batches(Counted([[4] * 6] * 4), BatchShape(layers=(0,), rows=8), seed=seed)
         return [names_of(next(stream)) for _ in range(count)]
 
     assert order(1, 24) == order(1, 24)
@@ -136,7 +136,7 @@ def test_the_seed_decides_the_order_and_each_epoch_has_its_own() -> None:
 
 def test_a_window_is_read_once() -> None:
     shards = Counted([[4] * 4] * 6)
-    stream = Batches(shards, Shape(layers=(0,), rows=8), seed=0, window=2)
+    stream = Batches(shards, BatchShape(layers=(0,), rows=8), seed=0, window=2)
     for _ in range(12):
         next(stream)
     assert Counter(shards.reads) == dict.fromkeys(range(6), 1)
@@ -145,7 +145,7 @@ def test_a_window_is_read_once() -> None:
 def test_batches_of_like_length_waste_little() -> None:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(10, 200, (400,), generator=generator).tolist()
-    stream = Batches(Counted([lengths]), Shape(layers=(0,), rows=1000), seed=0)
+    stream = Batches(Counted([lengths]), BatchShape(layers=(0,), rows=1000), seed=0)
     used = padded = seen = 0
     while seen < 400:
         batch = next(stream)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tiny import VOCABULARY, tiny_model, tiny_module, tiny_native
 from tiny_folder import make_folder
 
+from outrider import files
 from outrider.errors import ConfigError, NumericsError
 from outrider.kernels.native import cpu
 from outrider.llm import LLM
@@ -125,7 +126,7 @@ def test_a_second_run_captures_only_what_is_missing_and_a_kill_loses_one_shard(t
     whole = buffer(tmp_path / "whole")
     capture(tiny_model(), examples, [0], whole)
     assert contents(list(again)) == contents(list(whole))
-    assert not list(tmp_path.glob("*.part"))
+    assert not list(tmp_path.glob("*.part*"))
 
 
 @pytest.mark.parametrize("damage", ["shorter", "changed", "gone"])
@@ -190,16 +191,16 @@ def test_a_full_disk_says_what_to_do_and_keeps_what_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     examples = texts(*range(3, 30))
-    write, calls = buffer_module._write_whole, []
+    write, calls = buffer_module.write_whole, []
 
-    def full(path: Path, content: bytes) -> None:
+    def full(path: Path, content: bytes | str) -> None:
         calls.append(path.name)
         if path.name == failing and len(calls) > 2:
-            path.with_name(path.name + ".part").write_bytes(content[:7])
+            path.with_name(path.name + files.PARTIAL).touch()
             raise OSError(28, "No space left on device")
         write(path, content)
 
-    monkeypatch.setattr(buffer_module, "_write_whole", full)
+    monkeypatch.setattr(buffer_module, "write_whole", full)
     with pytest.raises(ConfigError, match=r"No space left on device\); free \d+ MiB or more there, or name"):
         capture(tiny_model(), examples, [0], buffer(tmp_path))
     monkeypatch.undo()
@@ -214,7 +215,7 @@ def test_a_part_written_by_a_full_disk_is_taken_away(tmp_path: Path, monkeypatch
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(buffer_module.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(ConfigError, match="cannot be written"):
         capture(tiny_model(), texts(9), [0], buffer(tmp_path))
     assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,7 @@ from train_commands import METHOD, make_place, words
 from outrider.cli import main
 from outrider.errors import ConfigError
 from outrider.train import checks
-from outrider.train.loop.locks import alone
+from outrider.train.loop.workers import locked
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +50,13 @@ REFUSALS = {
     "no file": Refusal(["--data", "{place}/none.jsonl"], "none.jsonl cannot be read"),
     "no file beside synthesis": Refusal(["--data", "{place}/none.jsonl", "--synthesise", "200"], "cannot be read"),
     "unknown option": Refusal(["--josn"], "there is no option --josn"),
-    "of another method": Refusal(
-        ["--slots", "3", "--synthesise", "200"], "--slots is not an option of training medusa"
-    ),
+    "of another method": Refusal(["--slots", "3", "--synthesise", "200"], "--slots is not an option of medusa"),
     "prompts' option": Refusal(
-        ["--prompt-seed", "1", "--data", "{prompts}"], "making prompts, which needs --synthesise"
+        ["--prompt-seed", "1", "--data", "{prompts}"], "--prompt-seed has an effect only with --synthesise N"
     ),
     "answers' option": Refusal(
-        ["--answer-seed", "1", "--data-folder", "{place}/done/data"], "answering prompts, which"
+        ["--answer-seed", "1", "--data-folder", "{place}/done/data"],
+        "--answer-seed has an effect only with --data or --synthesise N",
     ),
     "output is a file": Refusal(
         ["--output", "{prompts}/x", "--data", "{prompts}"], "is a file; name another folder with --output"
@@ -70,7 +69,9 @@ REFUSALS = {
         "--output would write over {place}/done, the head to start from",
         ["medusa", "--heads", "2"],
     ),
-    "two vocabularies": Refusal(["--start-from", "{place}/done", "--data", "{prompts}"], "a head brings its own"),
+    "two vocabularies": Refusal(
+        ["--start-from", "{place}/done", "--data", "{prompts}"], "because a head keeps its draft vocabulary"
+    ),
     "another head": Refusal(
         ["--start-from", "{place}/done", "--data", "{prompts}"],
         "with heads 2, and this training's would have 3; give --heads 2",
@@ -219,8 +220,8 @@ def test_prompts_that_leave_no_room_for_an_answer_are_refused_before_any_is_answ
 HOLDER = """
 import sys, time
 from pathlib import Path
-from outrider.train.loop.locks import alone
-with alone(Path(sys.argv[1]), "training", "--output"):
+from outrider.train.loop.workers import locked
+with locked(Path(sys.argv[1]), "training", "--output"):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -246,7 +247,7 @@ def test_two_trainings_in_one_folder_are_kept_apart(
     finally:
         other.kill()
         other.communicate()
-    with alone(tmp_path / folder, "training", flag):  # whoever was killed holds nothing
+    with locked(tmp_path / folder, "training", flag):  # whoever was killed holds nothing
         pass
 
 
@@ -254,6 +255,6 @@ def test_a_folder_that_cannot_be_locked_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(ConfigError, match=r"file cannot be used: .*; name another with --output"),
-        alone(tmp_path / "file", "training", "--output"),
+        locked(tmp_path / "file", "training", "--output"),
     ):
         pass

@@ -125,7 +125,7 @@ def test_the_same_command_again_has_nothing_left_to_do(place: Path, capsys: pyte
 def test_answering_while_training_keeps_few_answers_and_drafts_all_the_same(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.train.gather._FIRST", 20)
+    monkeypatch.setattr("outrider.train.training_data._FIRST", 20)
     code, out, err = trained(place, capsys, "medusa", "--heads", "2", "--online", output="on", data="little")
     assert code == 0, err
     assert json.loads(out.splitlines()[-1])["training"]["tokens"] >= 600
@@ -211,11 +211,11 @@ def test_several_processes_that_would_answer_the_same_prompts_are_refused(
     monkeypatch.setattr("outrider.train.loop.workers.workers", lambda: SimpleNamespace(rank=0, count=4))
     code, _, err = trained(place, capsys, "medusa", "--online")
     assert code == 2
-    assert "each of 4 processes would answer every prompt; leave out --online" in err
+    assert "--online works in one process, not 4: leave it out" in err
 
 
 def test_what_cannot_be_trained_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert trained(place, capsys, "ngram")[0] == 2
     code, _, err = trained(place, capsys, "medusa", "--slots", "3")
     assert code == 2
-    assert "--slots is not an option of training medusa" in err
+    assert "--slots is not an option of medusa" in err

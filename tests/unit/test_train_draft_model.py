@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from captured import LAYERS, TinyTarget, teacher, texts
+from captured import LAYERS, InMemory, TinyTarget, teacher, texts
 from cut_target import target_with_files, training
 from gguf_files import TinyFile
 from safetensors.torch import load_file, save_file
@@ -24,17 +24,25 @@ from outrider.kv.pool import PagedCache
 from outrider.models.backends import LoadOptions, load_model
 from outrider.models.base import TargetModel
 from outrider.models.loading import open_model
-from outrider.train.features.batches import Batch, Batches, InMemory, Shape, held_out_batches
+from outrider.train.features.batches import Batch, Batches, BatchShape, held_out_batches
 from outrider.train.features.teacher import Matrices
-from outrider.train.loop.loop import Task, Training
+from outrider.train.loop.training import Task, Training
 from outrider.train.objectives.base import make_objective
-from outrider.train.recipes._small_decoder import columns
-from outrider.train.recipes._smaller import Cut, SmallDecoder, evenly, narrowed, numbered, source_of, useful
+from outrider.train.recipes._distillation import columns
+from outrider.train.recipes._small_decoder import (
+    Cut,
+    SmallDecoder,
+    keep_channels,
+    most_useful_channels,
+    parse_layers,
+    source_of,
+    spread_layers,
+)
 from outrider.train.recipes.base import Recipe, recipe_class
 from outrider.train.settings import Settings
 from outrider.tree import SequenceRows, TreeBatch
 
-SHAPE = Shape(layers=(LAYERS,), rows=400)
+SHAPE = BatchShape(layers=(LAYERS,), rows=400)
 SOME = torch.arange(0, VOCABULARY, 2)
 STEPS = 3
 
@@ -181,18 +189,18 @@ def test_embeddings_and_lm_head_are_neither_trained_nor_kept(target: TinyTarget)
 
 
 def test_layers_are_spread_evenly_or_named() -> None:
-    assert evenly(4, 30) == (0, 10, 19, 29)
-    assert evenly(1, 30) == (0,)
-    assert evenly(30, 30) == tuple(range(30))
-    assert numbered("0, 9,29", 30) == (0, 9, 29)
+    assert spread_layers(4, 30) == (0, 10, 19, 29)
+    assert spread_layers(1, 30) == (0,)
+    assert spread_layers(30, 30) == tuple(range(30))
+    assert parse_layers("0, 9,29", 30) == (0, 9, 29)
     with pytest.raises(ConfigError, match="the target has 30 layers, so from 1 to 30 of them can be kept, not 31"):
-        evenly(31, 30)
+        spread_layers(31, 30)
     with pytest.raises(ConfigError, match="there is no layer 30 to keep: the target's are 0 to 29"):
-        numbered("0,30", 30)
+        parse_layers("0,30", 30)
     with pytest.raises(ConfigError, match="in rising order, each once, not '3,3'"):
-        numbered("3,3", 30)
+        parse_layers("3,3", 30)
     with pytest.raises(ConfigError, match=r"such as 0,9,29, not 'all'"):
-        numbered("all", 30)
+        parse_layers("all", 30)
 
 
 def test_the_last_layer_alone_is_the_last(target: TinyTarget) -> None:
@@ -250,10 +258,10 @@ def test_matrices_in_one_tensor_lose_the_same_channels() -> None:
     down = torch.ones(1, 3)
     shapes = {"gate_up": (4, 1), "down": (1, 2), "norm": (1,)}
     parts = {"gate_up": fused, "down": down, "norm": torch.ones(1)}
-    channels = useful(parts, shapes, 3, 2)
+    channels = most_useful_channels(parts, shapes, 3, 2)
     assert channels.tolist() == [0, 1]  # 4, 10 and 1.5
-    assert narrowed(fused, (4, 1), 3, channels).flatten().tolist() == [1.0, 2.0, 4.0, 5.0]
-    assert narrowed(parts["norm"], (1,), 3, channels).tolist() == [1.0]
+    assert keep_channels(fused, (4, 1), 3, channels).flatten().tolist() == [1.0, 2.0, 4.0, 5.0]
+    assert keep_channels(parts["norm"], (1,), 3, channels).tolist() == [1.0]
 
 
 def logits_of(model: TargetModel, tokens: list[int]) -> torch.Tensor:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from outrider.train.evaluation.held_out import Evaluation
 from outrider.train.evaluation.intervals import Counts, gain, length_interval, rate_intervals, student_t
-from outrider.train.evaluation.judge import Judgement
 from outrider.train.report.curve import outlook
 
 
@@ -21,12 +21,12 @@ def counts(rate: float, texts: int, seed: int, tested: int = 40, unlike: float =
     )
 
 
-def judgement(tokens: int, found: Counts) -> Judgement:
+def evaluation(tokens: int, found: Counts) -> Evaluation:
     accepted, tested = (array.astype(int) for array in (found.accepted, found.tested))
     every = np.ones(len(accepted))
     totals = (tuple(accepted.sum(0).tolist()), tuple(tested.sum(0).tolist()))
     by_text = (tuple(map(tuple, accepted.tolist())), tuple(map(tuple, tested.tolist())))
-    return Judgement(tokens, tokens, float(found.lengths(every)), *totals, *by_text)
+    return Evaluation(tokens, tokens, float(found.lengths(every)), *totals, *by_text)
 
 
 @pytest.mark.parametrize("freedom", [3, 5, 12, 200])
@@ -80,7 +80,7 @@ def test_a_difference_on_the_same_texts_is_told_apart_where_two_intervals_are_no
 def test_a_rising_curve_is_followed_with_an_interval() -> None:
     taus = {1000: 0.2, 2000: 0.3, 4000: 0.4, 8000: 0.5, 16_000: 0.6}
     found = outlook(
-        [judgement(0, counts(0.01, 40, 0)), *(judgement(n, counts(a, 40, 0)) for n, a in taus.items())], 3.0
+        [evaluation(0, counts(0.01, 40, 0)), *(evaluation(n, counts(a, 40, 0)) for n, a in taus.items())], 3.0
     )
     assert found.law is not None
     assert found.twice is not None
@@ -93,7 +93,7 @@ def test_a_flat_curve_is_not_followed() -> None:
     """Judgements that differ by chance alone rise about every second time, and are followed seldom."""
     rises = followed = 0
     for trial in range(60):
-        judged = [judgement(1000 * 2**step, counts(0.5, 12, 100 * trial + step)) for step in range(5)]
+        judged = [evaluation(1000 * 2**step, counts(0.5, 12, 100 * trial + step)) for step in range(5)]
         rises += judged[-1].length > judged[-2].length
         found = outlook(judged, 3.0)
         followed += found.law is not None
@@ -105,15 +105,15 @@ def test_a_flat_curve_is_not_followed() -> None:
 
 
 def test_too_few_judgements_or_texts_are_named() -> None:
-    short = [judgement(1000 * step, counts(0.2 * step, 12, 0)) for step in range(4)]
+    short = [evaluation(1000 * step, counts(0.2 * step, 12, 0)) for step in range(4)]
     assert outlook(short, 3.0).reason == "too few judgements to extrapolate: 3, and 4 is the least"
-    few = [judgement(1000 * step, counts(0.15 * step, 3, 0)) for step in range(1, 6)]
+    few = [evaluation(1000 * step, counts(0.15 * step, 3, 0)) for step in range(1, 6)]
     assert outlook(few, 3.0).reason == "too few held-out texts to extrapolate: 3, and 4 is the least"
 
 
 def test_a_judgement_without_texts_has_no_interval() -> None:
     """As a state has it that is older than they are."""
-    old = Judgement(1, 1000, 1.5, (1,), (2,))
+    old = Evaluation(1, 1000, 1.5, (1,), (2,))
     assert old.length_interval is None
     assert "held-out τ 1.500 · α by position 0.500" in str(old)
     assert outlook([old] * 6, 3.0).reason.startswith("too few held-out texts")

@@ -24,13 +24,13 @@ from launched import environments
 from rich.console import Console
 from train_job import SHAPE, job, settings
 
+from outrider import files
 from outrider.errors import ConfigError, TrainingError
 from outrider.train.evaluation.intervals import gain
 from outrider.train.features.batches import Batch, held_out_batches
-from outrider.train.loop import loop
-from outrider.train.loop import state as state_files
-from outrider.train.loop.loop import Trained, Training
-from outrider.train.loop.precision import probe
+from outrider.train.loop import resume, training
+from outrider.train.loop.precision import time_precisions
+from outrider.train.loop.training import Trained, Training
 from outrider.train.recipes.base import Acceptance, LossReport, Recipe
 from outrider.train.report.curve import fit
 from outrider.train.report.plot import picture
@@ -139,10 +139,10 @@ def test_a_state_says_nothing_of_what_it_is_older_than(tmp_path: Path) -> None:
 
 def test_weights_have_a_name() -> None:
     one, again = job().head, job().head
-    assert state_files.fingerprint(one) == state_files.fingerprint(again)
+    assert resume.fingerprint(one.state_dict()) == resume.fingerprint(again.state_dict())
     with torch.no_grad():
         next(again.parameters()).view(-1)[-1] += 1e-3
-    assert state_files.fingerprint(one) != state_files.fingerprint(again)
+    assert resume.fingerprint(one.state_dict()) != resume.fingerprint(again.state_dict())
 
 
 def test_a_damaged_state_is_refused_and_a_partial_one_ignored(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_full_disk_stops_cleanly_and_costs_nothing(tmp_path: Path, monkeypatch
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(state_files.os, "fsync", fsync)
+        patch.setattr(files.os, "fsync", fsync)
         with pytest.raises(TrainingError, match=r"the disk is full: .* run the same command again"):
             run(full, save_seconds=0.0)
     assert not list(full.glob("*.partial"))
@@ -234,7 +234,7 @@ def test_it_does_not_stop_for_a_worse_figure_that_may_be_chance(
         accepted = torch.tensor([[round(40 * rate) + 6 * (-1) ** text * (rate < 0.5)] for text in range(8)])
         return Acceptance(accepted, torch.full((8, 1), 40))
 
-    monkeypatch.setattr(loop, "judge", judged)
+    monkeypatch.setattr(training, "evaluate", judged)
     trained = run(tmp_path, tokens=1200, judgements=12, patience=2).findings
     assert trained.best_index == 0
     assert trained.judged[-1].length < trained.best.length
@@ -331,7 +331,7 @@ def test_a_loss_that_is_no_number_stops_with_advice(tmp_path: Path) -> None:
 
 
 def test_what_is_written_and_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "probe", partial(probe, seconds=0.1))
+    monkeypatch.setattr(training, "time_precisions", partial(time_precisions, seconds=0.1))
     out = io.StringIO()
     trained = run(tmp_path, console=Console(file=out, width=200), tokens=6_000, precision="auto", learning_rate=1e-2)
     text = out.getvalue()
@@ -360,10 +360,10 @@ def test_the_learning_rate_rises_and_falls() -> None:
 
 
 def test_judgements_are_dense_at_first_and_even_later() -> None:
-    points = Settings(tokens=64_000, judgements=8).judged_at()
+    points = Settings(tokens=64_000, judgements=8).evaluated_at()
     assert points == [8_000, 12_800, 16_000, 25_600, 32_000, 38_400, 51_200, 64_000]
-    assert len(Settings(tokens=10**6).judged_at()) >= 8
-    assert Settings(tokens=80, judgements=4).judged_at() == [10, 20, 40, 80]
+    assert len(Settings(tokens=10**6).evaluated_at()) >= 8
+    assert Settings(tokens=80, judgements=4).evaluated_at() == [10, 20, 40, 80]
 
 
 @pytest.mark.parametrize(
@@ -421,7 +421,7 @@ def test_the_faster_precision_wins() -> None:
         tried.append(precision)
         time.sleep(0.02 if precision == "bf16" else 0.002)
 
-    found = probe(step, seconds=0.1)
+    found = time_precisions(step, seconds=0.1)
     assert found.fastest == "fp32"
     assert tried.count("bf16") >= 2
     assert str(found).startswith("precision: fp32 (a step takes: fp32 ")

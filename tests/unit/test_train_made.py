@@ -17,12 +17,12 @@ from tiny_folder import make_folder
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
+from outrider.train.data import prompt_store as store_module
 from outrider.train.data import synthesise as synthesise_module
-from outrider.train.data import synthetic as synthetic_module
 from outrider.train.data.decontaminate import HeldOut
+from outrider.train.data.prompt_store import MADE, PROMPTS, SyntheticPrompts, synthesise_prompts
 from outrider.train.data.prompts import Prompt, read_prompts, write_prompts
 from outrider.train.data.synthesise import Synthesis, SynthesisConfig, shares, user_turn
-from outrider.train.data.synthetic import MADE, PROMPTS, Made, make
 
 NONE = HeldOut.of([])
 CONFIG = SynthesisConfig(max_tokens=8, least_words=1, abreast=8, sampled_share=0.3, most_repeated=1.0)
@@ -46,7 +46,7 @@ def llm(model: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
 
 def made(llm: LLM, folder: Path, count: int, config: SynthesisConfig = CONFIG, target: str = "") -> list[Prompt]:
     folder.mkdir(exist_ok=True)
-    return make(llm, folder, count, config, target=target, held_out=NONE)
+    return synthesise_prompts(llm, folder, count, config, target=target, held_out=NONE)
 
 
 @given(st.integers(0, 400), st.floats(0, 1), st.floats(0, 1))
@@ -80,8 +80,8 @@ def test_a_sudden_end_costs_no_prompt_and_changes_none(
     llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once = made(llm, tmp_path / "once", 40)
-    monkeypatch.setattr(synthetic_module, "_SAVED_EVERY", 0.0)
-    broken, limit, whole = tmp_path / "broken", 21, synthetic_module.write_whole
+    monkeypatch.setattr(store_module, "_SAVED_EVERY", 0.0)
+    broken, limit, whole = tmp_path / "broken", 21, store_module.write_whole
 
     def ends(path: Path, *arguments: object) -> None:
         if len(read_prompts([path.parent / PROMPTS], NONE)) == limit:
@@ -89,11 +89,11 @@ def test_a_sudden_end_costs_no_prompt_and_changes_none(
         whole(path, *arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(synthetic_module, "write_whole", ends)
+        patch.setattr(store_module, "write_whole", ends)
         with pytest.raises(KeyboardInterrupt):
             made(llm, broken, 40)
     llm.engine.end_cancelled()
-    assert len(Made.of(broken).prompts) == limit - 1
+    assert len(SyntheticPrompts.of(broken).prompts) == limit - 1
     assert made(llm, broken, 40) == once
     assert read_prompts([broken / PROMPTS], NONE) == once
 
@@ -119,7 +119,7 @@ def test_prompts_of_ones_own_stand_behind_those_that_are_made(llm: LLM, tmp_path
 def test_a_smaller_number_uses_all_there_are_and_says_so(llm: LLM, tmp_path: Path) -> None:
     before = made(llm, tmp_path, 20)
     console = Console(record=True, width=200, file=io.StringIO())
-    assert make(llm, tmp_path, 5, CONFIG, console=console, held_out=NONE) == before
+    assert synthesise_prompts(llm, tmp_path, 5, CONFIG, console=console, held_out=NONE) == before
     assert "20 were made before, and --synthesise asked for 5; all are used" in console.export_text()
 
 
@@ -159,7 +159,7 @@ def test_a_damaged_account_of_them_is_named(llm: LLM, tmp_path: Path, text: str)
 
 def test_what_was_dropped_is_told_in_words(llm: LLM, tmp_path: Path) -> None:
     console = Console(record=True, width=200, file=io.StringIO())
-    make(llm, tmp_path, 40, CONFIG, console=console, held_out=NONE)
+    synthesise_prompts(llm, tmp_path, 40, CONFIG, console=console, held_out=NONE)
     assert "never ended" in console.export_text(clear=False)
     assert "{" not in console.export_text()
 

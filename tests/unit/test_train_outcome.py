@@ -20,13 +20,12 @@ from train_commands import make_place, words
 from outrider.cli import main
 from outrider.train.bars import bar
 from outrider.train.data.example import Example
-from outrider.train.evaluation.judge import Judgement
+from outrider.train.evaluation.held_out import Evaluation
 from outrider.train.features.vocabulary import DraftVocabulary
-from outrider.train.gather import Texts
-from outrider.train.loop.loop import Trained
-from outrider.train.report.outcome import Outcome
-from outrider.train.report.report import Findings
-from outrider.train.report.stopwatch import Stopwatch
+from outrider.train.report.findings import Findings
+from outrider.train.report.outcome import TrainingOutcome
+from outrider.train.report.record import Stopwatch
+from outrider.train.training_data import Texts
 
 PLAIN = {"method": "none", "accepted_length": 1.0, "speedup": 1.0}
 NGRAM = {"method": "ngram", "accepted_length": 1.4, "speedup": 1.3}
@@ -39,24 +38,24 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def outcome(
     speedup: float, *, texts: int = 40, rising: bool = True, tokens: int = 16_000, covered: int = 100
-) -> Outcome:
+) -> TrainingOutcome:
     judged = []
     for step in range(5):
         accepted = tuple((10 + 6 * step * rising + text % 3,) for text in range(texts))
         tested = ((40,),) * texts
         total, length = sum(row[0] for row in accepted), 1 + sum(row[0] for row in accepted) / (40 * texts)
-        judged.append(Judgement(step, tokens * 2**step // 16, length, (total,), (40 * texts,), accepted, tested))
+        judged.append(Evaluation(step, tokens * 2**step // 16, length, (total,), (40 * texts,), accepted, tested))
     findings = Findings("medusa", "all", 9, "fp32", judged, 4, [(tokens, 1.0)], Stopwatch(torch.device("cpu")))
     example = Example(list(range(101)), 1)
     head = {"method": "medusa", "accepted_length": 1.2, "speedup": speedup}
-    return Outcome(
+    return TrainingOutcome(
         model="my model",
         method="medusa",
         output=Path("heads/of mine"),
-        trained=Trained(
-            None, findings, {}, Texts([example] * 40, [example] * texts), DraftVocabulary(torch.arange(9), covered, 100)
-        ),
-        bought=[PLAIN, NGRAM, head],
+        findings=findings,
+        texts=Texts([example] * 40, [example] * texts),
+        vocabulary=DraftVocabulary(torch.arange(9), covered, 100),
+        payoff=[PLAIN, NGRAM, head],
     )
 
 
@@ -184,7 +183,7 @@ def test_warnings_of_libraries_stay_off_the_screen(
         warnings.warn("Mismatch dtype between input and weight", UserWarning, stacklevel=1)
         return ""
 
-    monkeypatch.setattr("outrider.train.gather.Texts.__str__", warned)
+    monkeypatch.setattr("outrider.train.training_data.Texts.__str__", warned)
     monkeypatch.setattr(sys, "warnoptions", [])
     options = ["--data", str(place / "prompts.jsonl"), "--output", str(tmp_path), "--answer-max-tokens", "10"]
     with warnings.catch_warnings():
@@ -199,7 +198,7 @@ def test_a_training_that_is_stopped_says_how_to_go_on(
     def stopped(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("outrider.train.loop.loop.Training._step", stopped)
+    monkeypatch.setattr("outrider.train.loop.training.Training._step", stopped)
     options = ["--data", str(place / "prompts.jsonl"), "--output", str(tmp_path), "--answer-max-tokens", "10"]
     assert main(words(place, *options)) == 130
-    assert "stopped; the same command goes on from here" in capsys.readouterr().out
+    assert "stopped; run the same command to continue" in capsys.readouterr().out

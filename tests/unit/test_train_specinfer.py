@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from captured import LAYERS, TinyTarget, teacher, texts
+from captured import LAYERS, InMemory, TinyTarget, teacher, texts
 from cut_target import target_with_files, training
 
 from outrider.cli import main
 from outrider.drafters.specinfer import SpecInfer, members_in
-from outrider.train.features.batches import Batch, Batches, InMemory, Shape, held_out_batches
-from outrider.train.loop.loop import Task, Training
-from outrider.train.recipes._small_decoder import right
-from outrider.train.recipes._smaller import SmallDecoder
+from outrider.train.features.batches import Batch, Batches, BatchShape, held_out_batches
+from outrider.train.loop.training import Task, Training
+from outrider.train.recipes._distillation import agrees_with_target
+from outrider.train.recipes._small_decoder import SmallDecoder
 from outrider.train.recipes.base import Recipe, chain_acceptance, merged_acceptance, recipe_class
 from outrider.train.settings import Settings
 
-SHAPE = Shape(layers=(LAYERS,), rows=400)
+SHAPE = BatchShape(layers=(LAYERS,), rows=400)
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +51,11 @@ def test_the_second_member_learns_what_the_first_misses(target: TinyTarget, tmp_
     first = trained(made.after([]), target, tmp_path / "1")
     boosted = trained(made.after([first]), target, tmp_path / "2")
     alone = trained(made.after([]), target, tmp_path / "other", seed=1)
-    missed = one.mask & ~right(first, one, teacher())
+    missed = one.mask & ~agrees_with_target(first, one, teacher())
     assert 50 < missed.sum() < 0.8 * one.mask.sum()
-    shares = [float((right(head, one, teacher()) & missed).sum() / missed.sum()) for head in (boosted, alone)]
+    shares = [
+        float((agrees_with_target(head, one, teacher()) & missed).sum() / missed.sum()) for head in (boosted, alone)
+    ]
     assert shares[0] > shares[1] + 0.15
     apart, unlike = (made.apart([first, other], [one], teacher()) for other in (boosted, alone))
     assert list(apart) == ["member 1", "member 2", "merged"]
@@ -65,7 +67,7 @@ def test_the_second_member_learns_what_the_first_misses(target: TinyTarget, tmp_
 def test_rows_that_an_earlier_member_has_right_weigh_less(target: TinyTarget) -> None:
     made, one = recipe(easy=0.25), batch()
     first, second = (made.head(target, None, 0) for _ in range(2))
-    known = right(first, one, teacher())[one.mask]
+    known = agrees_with_target(first, one, teacher())[one.mask]
     report = made.after([first]).loss(second, one, teacher())
     hard, easy = int((~known).sum()), int(known.sum())
     assert report.weight == pytest.approx(hard + 0.25 * easy)
@@ -80,7 +82,9 @@ def test_nothing_is_left_for_a_member_after_a_perfect_one(target: TinyTarget) ->
     made = recipe(easy=0.0)
     perfect = dataclasses.replace(made, layers=2).head(target, None, 0)
     one = SHAPE.pad(texts(6))
-    one = dataclasses.replace(one, mask=one.mask & right(perfect, one, teacher()))  # but for ties that rounding turns
+    one = dataclasses.replace(
+        one, mask=one.mask & agrees_with_target(perfect, one, teacher())
+    )  # but for ties that rounding turns
     report = made.after([perfect]).loss(made.head(target, None, 0), one, teacher())
     assert (report.loss.item(), report.weight) == (0.0, 0.0)
 

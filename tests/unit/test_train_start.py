@@ -10,7 +10,7 @@ from tiny import tiny_model
 
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import TargetFacts
-from outrider.train.loop.start import check_start, started_head
+from outrider.train.loop.warm_start import check_start, load_start
 from outrider.train.recipes.base import Recipe, recipe_class
 
 SMALL = {"medusa": {"heads": 2}, "eagle3": {"inner": 32}, "dspark": {"slots": 3, "blocks": 1, "rank": 8, "inner": 32}}
@@ -52,7 +52,7 @@ def test_a_block_drafter_of_the_other_method_is_refused(tmp_path: Path) -> None:
     start = written("dspark", tmp_path)
     wanted = recipe("dflash", slots=3, blocks=1, rank=8, inner=32, correction="markov")
     with pytest.raises(ConfigError, match=r"with draft_from_anchor True, .* False; train its own method, or begin"):
-        started_head(wanted, Path(start), tiny_model())
+        load_start(wanted, Path(start), tiny_model())
 
 
 @pytest.mark.parametrize("method", ["draft_model", "specinfer"])
@@ -81,7 +81,7 @@ def test_a_head_goes_on_with_the_guesses_it_had(method: str, tmp_path: Path) -> 
         for weight in head.parameters():
             weight += 0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(weight)))
     made.product.write(tmp_path, head, TargetFacts.of(target), {})
-    again = started_head(made, tmp_path, target)
+    again = load_start(made, tmp_path, target)
     assert tensors(again).keys() == tensors(head).keys()
     for name, tensor in tensors(head).items():
         assert torch.equal(tensors(again)[name], tensor), name

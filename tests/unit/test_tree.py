@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -160,7 +159,7 @@ def sequences(draw: st.DrawFn) -> SequenceRows:
 def partly_computed(draw: st.DrawFn) -> SequenceRows:
     """The same with the first rows of the layout computed by an earlier pass."""
     sequence = draw(sequences())
-    return replace(sequence, skip=draw(st.integers(0, sequence.tail)))
+    return sequence._replace(skip=draw(st.integers(0, sequence.tail)))
 
 
 def naive_history(sequence: SequenceRows, row: int) -> list[int]:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from table_model import TableModel
 
+from outrider import LLM, Speculation, verify
 from outrider.drafters.base import Needs
 from outrider.errors import ConfigError
 from outrider.law import Law, is_unreadable
 from outrider.sampling import RequestSampler, SamplingParams
 from outrider.sampling.noise import Purpose, counter_word, uniform
 from outrider.tree import Candidate, TokenTree, TreeBuilder, root_only
-from outrider.verify import KeyedDice, Verdict, check_exact, make_verifier, registered
+from outrider.verify import KeyedDice, Verdict, base, check_exact, make_verifier, registered
 from outrider.verify.residual import chain_of, law, ratio, residual
 from outrider.verify.rows import Asked, TargetRows, rows_of
 
@@ -55,6 +59,45 @@ class ScriptedRows:
 
 
 # --- Registry ---
+
+NEW_RULE = """
+from outrider.verify.base import Draws, Verdict, register
+
+@register
+class AlwaysPlain:
+    name, lossless, draws = "{name}", True, Draws.PERTURBED
+    trees = merged = deterministic = True
+
+    def accept(self, tree, rows):
+        return Verdict.of(tree, (), rows.tokens[0])
+"""
+
+
+@pytest.fixture
+def folder_of_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which rules are looked for, too; what is found there is forgotten afterwards."""
+    monkeypatch.setattr(verify, "__path__", [*verify.__path__, str(tmp_path)])
+    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+    for name in ("always_plain", "other_name"):
+        monkeypatch.delitem(sys.modules, f"outrider.verify.{name}", raising=False)
+    return tmp_path
+
+
+def test_a_rule_is_one_file(folder_of_rules: Path) -> None:
+    (folder_of_rules / "always_plain.py").write_text(NEW_RULE.format(name="always-plain"))
+    verify.discover()
+    rule = make_verifier("always_plain")
+    assert registered()["always-plain"] is type(rule)
+    llm = LLM.from_model(TableModel.random(4, seed=1), speculation=Speculation("ngram", verifier=rule.name))
+    plain = LLM.from_model(TableModel.random(4, seed=1), speculation=None)
+    params = SamplingParams(max_tokens=16)
+    assert llm.generate([[1, 2, 1, 2]], params)[0].token_ids == plain.generate([[1, 2, 1, 2]], params)[0].token_ids
+
+
+def test_a_rule_has_the_name_of_its_file(folder_of_rules: Path) -> None:
+    (folder_of_rules / "other_name.py").write_text(NEW_RULE.format(name="always-plain"))
+    with pytest.raises(TypeError, match=r"'always-plain' stands in the file other_name\.py"):
+        verify.discover()
 
 
 def test_every_rule_is_made_by_its_name_in_either_spelling() -> None:

@@ -8,23 +8,23 @@ from typing import Any
 import captured
 import pytest
 import torch
-from captured import LAYERS, teacher
+from captured import LAYERS, InMemory, teacher
 from tiny import VOCABULARY
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from outrider.errors import ConfigError, TrainingError
-from outrider.train.features.batches import Batch, Batches, InMemory, Shape, held_out_batches
+from outrider.train.features.batches import Batch, Batches, BatchShape, held_out_batches
 from outrider.train.features.vocabulary import places
-from outrider.train.loop.identity import check_identity, identity
-from outrider.train.loop.loop import Task, Training
+from outrider.train.loop.resume import check_identity, identity
+from outrider.train.loop.training import Task, Training
 from outrider.train.recipes._blocks import choose_starts, corrected, draft_blocks
-from outrider.train.recipes._depth_weights import WEIGHTINGS, Weights, d_pace, exponential, geometric
 from outrider.train.recipes._unroll import unroll
+from outrider.train.recipes._weighted_loss import WEIGHTINGS, Weights, d_pace, exponential, geometric
 from outrider.train.recipes.base import Recipe, recipe_class, starts
 from outrider.train.recipes.dspark import _accepted
 from outrider.train.settings import Settings
 
-SHAPE = Shape(layers=(0, 1, LAYERS), rows=400)
+SHAPE = BatchShape(layers=(0, 1, LAYERS), rows=400)
 SMALL = {
     "eagle3": {"steps": 3},
     "dspark": {"slots": 4, "blocks": 1, "anchors": 4, "rank": 8},
@@ -89,7 +89,7 @@ def rows_of(made: Any, head: Any, one: Batch) -> list[list[tuple[tuple[int, int]
                 continue
             z = grids[depth][cell][None]
             p = torch.softmax(teacher().logits(one.final[text, row + 1 + depth][None], head.ids), -1)
-            loss = made._objective(z, p, x)
+            loss = made.divergence(z, p, x)
             if drafted is not None and head.config.confidence:
                 text_, block = cell
                 guess = head.confidence(
@@ -110,7 +110,7 @@ def loss_before(made: Any, head: Any, one: Batch, shares: list[float]) -> tuple[
             x, known = places(head.ids, one.following(depth + 2)[where, rows])
             where, rows, x = where[known], rows[known], x[known]
             p = torch.softmax(teacher().logits(one.final[where, rows + 1 + depth], head.ids), -1)
-            losses = made._objective(head.logits(answers[where, rows], teacher().logits), p, x)
+            losses = made.divergence(head.logits(answers[where, rows], teacher().logits), p, x)
             total = total + shares[depth] * losses.sum()
             weight += shares[depth] * len(rows)
         return total / weight, weight
@@ -123,7 +123,7 @@ def loss_before(made: Any, head: Any, one: Batch, shares: list[float]) -> tuple[
         where, rows = all_texts.expand_as(kept)[kept], drafted.rows[kept]
         p = torch.softmax(teacher().logits(one.final[where, rows + 1 + slot], head.ids), -1)
         z = logits[:, :, slot][kept]
-        losses = made._objective(z, p, x[kept])
+        losses = made.divergence(z, p, x[kept])
         if head.config.confidence:
             guess = head.confidence(drafted.previous[:, :, slot][kept], drafted.slots.hidden[:, :, slot][kept])
             losses = losses + binary_cross_entropy_with_logits(guess, _accepted(z, p), reduction="none")

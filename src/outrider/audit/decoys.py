@@ -13,8 +13,8 @@ from typing import ClassVar
 from outrider.drafters.base import DraftContext, DraftSequence, Needs, Outcome, Workbench
 from outrider.tree import TokenTree
 
-Answers = Mapping[tuple[tuple[int, ...], int, int], Sequence[int]]
-"""By prompt, seed and choice: the tokens of plain decoding."""
+Answers = Mapping[tuple[int, ...], Sequence[Sequence[int]]]
+"""By prompt: the tokens of plain decoding, under every seed and choice."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +60,10 @@ class DecoyDrafter:
 
     def _tree(self, sequence: DraftSequence) -> TokenTree:
         builder, node = sequence.builder(), 0
-        prompt = tuple(sequence.tokens[: sequence.prompt_length])
-        done = len(sequence.tokens) - sequence.prompt_length
-        right = self._config.answers.get((prompt, sequence.sampler.seed, sequence.sampler.choice), ())[done:]
+        prompt, output = sequence.tokens[: sequence.prompt_length], [*sequence.tokens[sequence.prompt_length :]]
+        done = len(output)
+        known = self._config.answers.get(tuple(prompt), ())
+        right = next((answer[done:] for answer in known if [*answer[:done]] == output), ())
         deepest = min(1 + done % self._config.depth, sequence.depth, (sequence.nodes - 1) // 2)
         for token in right[:deepest]:
             builder.add(node, (token + 1) % self._vocabulary)

@@ -65,11 +65,11 @@ class Batch:
 
     @property
     def answers(self) -> Answers:
-        """Plain decoding's tokens by what was asked."""
-        return {
-            (prompt, request.seed, request.choice): request.output_ids
-            for prompt, request in zip(self.prompts, self.plain, strict=True)
-        }
+        """Plain decoding's tokens by prompt."""
+        answers: dict[tuple[int, ...], list[Sequence[int]]] = {}
+        for prompt, request in zip(self.prompts, self.plain, strict=True):
+            answers.setdefault(prompt, []).append(request.output_ids)
+        return answers
 
 
 def plainly(parts: Parts) -> Parts:

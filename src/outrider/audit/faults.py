@@ -5,25 +5,29 @@ Each fault replaces one part of an engine by a faulty one; no module is changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
-from weakref import WeakKeyDictionary
 
 import torch
 
 from outrider.audit import request_faults
 from outrider.audit.parts import Parts
-from outrider.drafters.base import DraftContext, Drafter, DraftSequence, Outcome, Proposal
+from outrider.drafters.base import Proposal
+from outrider.engine.picker import DRAWS, DrawingPicker
+from outrider.engine.turn import Turn
 from outrider.kv.pool import KVPool, PagedCache
 from outrider.kv.prefix import PrefixIndex, Text
+from outrider.kv.state import Kept
 from outrider.law import Law
 from outrider.models.base import TargetModel, TargetOutput
 from outrider.sampling.noise import Purpose
+from outrider.sampling.sampler import RequestSampler
 from outrider.tree import SequenceRows, TokenTree, TreeBatch
 from outrider.verify.base import Answers, Dice, KeyedDice, Rows, Verdict
 from outrider.verify.block import Block
 from outrider.verify.rejection import Rejection
+from outrider.verify.rows import TargetRows
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Fault:
 
 
 class _ForgetfulCache(PagedCache):
-    def commit(self, key: str, start: int, kept: Sequence[int]) -> None:
+    def keep(self, kept: Sequence[Kept]) -> None:
         """Copies nothing: the rows of rejected drafts stay where the accepted ones belong."""
 
 
@@ -75,7 +79,9 @@ class _ShiftedSiblings:
         self.vocabulary, self.context_length = target.vocabulary, target.context_length
         self.row_invariant, self.device = target.row_invariant, target.device
         self.row_bytes, self.width, self.layers = target.row_bytes, target.width, target.layers
-        self.source = target.source
+        self.source, self.backend, self.own_threads = target.source, target.backend, target.own_threads
+        self.rollback, self.row_buckets, self.precision = target.rollback, target.row_buckets, target.precision
+        self.packed_bytes, self.token_bytes = target.packed_bytes, target.token_bytes
         self.embed, self.unembed, self.unembed_rows = target.embed, target.unembed, target.unembed_rows
 
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
@@ -98,97 +104,49 @@ def shifted_siblings(parts: Parts) -> Parts:
     return replace(parts, target=_ShiftedSiblings(parts.target))
 
 
-class _Wrapped:
-    """A drafter that puts something between another one and the engine."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self._drafter, self.needs = drafter, drafter.needs
-
-    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """See :class:`outrider.drafters.base.Drafter`."""
-        return self._drafter.adopt(key, tokens, most)
-
-    def propose(self, context: DraftContext) -> list[TokenTree]:
-        """See :class:`outrider.drafters.base.Drafter`."""
-        return self._drafter.propose(context)
-
-    def observe(self, outcome: Outcome) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
-        self._drafter.observe(outcome)
-
-    def pause(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
-        self._drafter.pause(key)
-
-    def close(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
-        self._drafter.close(key)
-
-
-class _GreedyContext(DraftContext):
-    def pick(
+class _GreedyPicker(DrawingPicker):
+    def drawn(
         self,
-        index: int,
+        turn: Turn,
         logits: torch.Tensor,
         paths: Sequence[Sequence[int]],
         nodes: Sequence[int],
         width: int,
-        source: int = 0,
+        source: int,
     ) -> list[list[Proposal]]:
         """Takes the most probable token and claims that it was drawn from q."""
-        laws = self.sequences[index].sampler.probabilities(logits, paths)
+        laws = turn.request.sampler.probabilities(logits, paths)
         return [[Proposal(int(q.argmax()), float(q.max()), q, ())] for q in laws]
-
-
-class _GreedyDrafter(_Wrapped):
-    def propose(self, context: DraftContext) -> list[TokenTree]:
-        """See :class:`outrider.drafters.base.Drafter`."""
-        return super().propose(_GreedyContext(context.sequences, context.draws))
 
 
 def greedy_drafts_with_q(parts: Parts) -> Parts:
     """Drafts are the drafter's best tokens, but are tested as if they were drawn from its distribution."""
-    return replace(parts, verifier=Rejection(), wrap=_GreedyDrafter)
+    return replace(parts, verifier=Rejection(), picker=_GreedyPicker)
 
 
-Anchors = MutableMapping[TokenTree, DraftSequence]
-
-
-class _PositionContext(DraftContext):
-    def pick(
+class _PositionPicker(DrawingPicker):
+    def drawn(
         self,
-        index: int,
+        turn: Turn,
         logits: torch.Tensor,
         paths: Sequence[Sequence[int]],
         nodes: Sequence[int],
         width: int,
-        source: int = 0,
+        source: int,
     ) -> list[list[Proposal]]:
         """Names the dice of a draft by the position it would stand at."""
-        sequence, picked = self.sequences[index], []
-        for row, path in zip(logits, paths, strict=True):
-            keyed = replace(sequence, round_number=len(sequence.tokens) + len(path))
-            picked += DraftContext((keyed,), self.draws).pick(0, row.unsqueeze(0), [path], [0], width, source)
-        return picked
-
-
-class _PositionDrafter(_Wrapped):
-    def __init__(self, anchors: Anchors, drafter: Drafter) -> None:
-        super().__init__(drafter)
-        self._anchors = anchors
-
-    def propose(self, context: DraftContext) -> list[TokenTree]:
-        """See :class:`outrider.drafters.base.Drafter`."""
-        trees = super().propose(_PositionContext(context.sequences, context.draws))
-        self._anchors.update(zip(trees, context.sequences, strict=True))
-        return trees
+        sampler = turn.request.sampler
+        return [
+            DRAWS[self._draws](sampler, sampler.position(path), q, 0, width, source)
+            for q, path in zip(sampler.probabilities(logits, paths), paths, strict=True)
+        ]
 
 
 class _PositionDice:
     """Dice that are named by the position of a node."""
 
-    def __init__(self, sequence: DraftSequence, purpose: Purpose) -> None:
-        self._sampler, self._start, self._purpose = sequence.sampler, len(sequence.tokens), purpose
+    def __init__(self, sampler: RequestSampler, purpose: Purpose) -> None:
+        self._sampler, self._purpose = sampler, purpose
 
     def coin(self, node: int, probability: float) -> bool:
         """See :class:`outrider.verify.base.Dice`."""
@@ -199,7 +157,8 @@ class _PositionDice:
         return self._at(node).draw(0, weights)
 
     def _at(self, node: int) -> Dice:
-        return KeyedDice(self._sampler.seed, self._start + node, self._sampler.choice, self._purpose)
+        position = self._sampler.position(()) + node
+        return KeyedDice(self._sampler.seed, position, self._sampler.choice, self._purpose)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +167,7 @@ class _FaultyRows:
 
     true: Rows
     probabilities: Answers[Law]
-    sequence: DraftSequence | None = None
+    sampler: RequestSampler | None = None
 
     @property
     def tokens(self) -> Answers[int]:
@@ -217,22 +176,19 @@ class _FaultyRows:
 
     def dice(self, purpose: Purpose) -> Dice:
         """See :class:`outrider.verify.base.Rows`."""
-        return self.true.dice(purpose) if self.sequence is None else _PositionDice(self.sequence, purpose)
+        return self.true.dice(purpose) if self.sampler is None else _PositionDice(self.sampler, purpose)
 
 
 class _PositionBlock(Block):
-    def __init__(self, anchors: Anchors) -> None:
-        self._anchors = anchors
-
     def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
         """See :class:`outrider.verify.base.Verifier`."""
-        return super().accept(tree, _FaultyRows(rows, rows.probabilities, self._anchors.get(tree)))
+        assert isinstance(rows, TargetRows)
+        return super().accept(tree, _FaultyRows(rows, rows.probabilities, rows.sampler))
 
 
 def reused_noise(parts: Parts) -> Parts:
     """Dice are named by position, so those a round has thrown past its end are thrown again by the next."""
-    anchors: Anchors = WeakKeyDictionary()
-    return replace(parts, verifier=_PositionBlock(anchors), wrap=lambda drafter: _PositionDrafter(anchors, drafter))
+    return replace(parts, verifier=_PositionBlock(), picker=_PositionPicker)
 
 
 class _DraftBonus(Rejection):

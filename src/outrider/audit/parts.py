@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.config import SchedulerConfig
-from outrider.drafters.base import Drafter, DrafterConfig
+from outrider.drafters.base import DrafterConfig
 from outrider.engine.build import build_engine
 from outrider.engine.driver import Driver
 from outrider.engine.engine import Engine
+from outrider.engine.picker import DrawingPicker
 from outrider.engine.request import Request
 from outrider.errors import NumericsError
 from outrider.kv.pool import KVPool
@@ -31,10 +32,6 @@ ABREAST = 32
 """Most texts that are completed at a time; the others wait, and join as those end."""
 
 
-def _unchanged(drafter: Drafter) -> Drafter:
-    return drafter
-
-
 @dataclass(frozen=True, eq=False)
 class Parts:
     """Everything an engine is built from."""
@@ -47,8 +44,7 @@ class Parts:
     dtype: torch.dtype = torch.float32
     pool: type[KVPool] = KVPool
     engine: Callable[..., Engine] = Engine
-    wrap: Callable[[Drafter], Drafter] = _unchanged
-    """Put around the drafter."""
+    picker: type[DrawingPicker] = DrawingPicker
     prefix_cache: bool = False
     """Whether requests take over each other's rows; every check but the one of just that computes its own."""
 
@@ -76,7 +72,7 @@ class Parts:
             pool: the pages.
             tokenizer: makes text and names the end tokens; None serves token ids alone.
         """
-        return build_engine(
+        engine = build_engine(
             self.target,
             self.tokenizer,
             self.config,
@@ -85,9 +81,10 @@ class Parts:
             load=self.load,
             scheduler=SchedulerConfig(max_running=sequences),
             ids_alone=tokenizer is None,
-            wrap=self.wrap,
             kind=self.engine,
         )
+        engine.drafting.picker_type = self.picker
+        return engine
 
     def complete(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Request]:
         """Complete prompts, many side by side.

@@ -20,7 +20,8 @@ from outrider.audit.parts import rows_after
 from outrider.audit.refitted import RefittedEngine, as_kind
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
-from outrider.kv.pool import LayerStore, PagedCache
+from outrider.kv.pool import PagedCache
+from outrider.kv.state import LayerStore
 from outrider.law import Laws
 from outrider.models.base import HiddenLogits, TargetModel, TargetOutput, check_layers
 from outrider.sampling.params import SamplingParams
@@ -95,6 +96,7 @@ class RecordedModel(HiddenLogits):
     commit left stale or moved wrongly leads to a wrong distribution here just as it does in a real model.
     """
 
+    backend = "recorded"
     row_invariant = True
     row_bytes = 0
     source: pathlib.Path | None = None
@@ -109,9 +111,9 @@ class RecordedModel(HiddenLogits):
         """See :class:`outrider.models.base.TargetModel`."""
         check_layers(layers, self.layers)
         none = torch.zeros(1, 1, 1, dtype=torch.float64)
-        store = cache.layers.setdefault(0, LayerStore(cache.slots, none, none)).keys[0, :, 0]
+        store = cache.layer(0, lambda: LayerStore(cache.slots, none, none)).keys[0, :, 0]
         found: list[int] = []
-        written: list[torch.Tensor] = []
+        written: list[int] = []
         for sequence in batch.sequences:
             first = sequence.context + sequence.skip
             slots = cache.table(sequence.key).slots(0, sequence.context + sequence.tail)
@@ -119,8 +121,8 @@ class RecordedModel(HiddenLogits):
             states = [*([] if sequence.context else [START]), *map(int, before)]
             self._walk(sequence, states)
             found += states[1 + sequence.skip :]
-            written.append(slots[first:])
-        store[torch.cat(written)] = torch.tensor(found, dtype=torch.float64)
+            written += slots[first:].tolist()
+        store[written] = torch.tensor(found, dtype=torch.float64)
         rows = self._rows[torch.tensor(found)]
         return TargetOutput(rows[batch.wanted], dict.fromkeys(layers, rows))
 

@@ -12,9 +12,10 @@ import torch
 
 from outrider.audit.parts import Parts
 from outrider.audit.refitted import RefittedEngine, with_sampler
-from outrider.engine.engine import Engine, Progress
+from outrider.engine.engine import Engine
 from outrider.engine.request import Request
 from outrider.engine.stopping import FinishReason, Stopper
+from outrider.engine.turn import Progress
 from outrider.kv.pool import KVPool, PagedCache
 from outrider.law import Laws
 from outrider.sampling.distribution import KEEP_ALL

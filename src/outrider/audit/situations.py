@@ -18,9 +18,10 @@ from outrider.audit.equality import GREEDY, SAMPLED, Batch, Comparison, Setting,
 from outrider.audit.parts import Parts
 from outrider.audit.report import CheckResult, Remedy
 from outrider.engine.driver import Driver
-from outrider.engine.engine import Engine, Progress
+from outrider.engine.engine import Engine
 from outrider.engine.request import Request, Status
 from outrider.engine.stopping import FinishReason
+from outrider.engine.turn import Progress
 from outrider.sampling.params import LogitsProcessor, SamplingParams
 
 if TYPE_CHECKING:
@@ -240,10 +241,10 @@ class Situations:
     def _answers(self) -> Answers:
         unended = [one.unended(self._end_ids) for one in self._asked]
         texts = self._plainly(unended, None).requests
-        return {
-            (one.prompt, request.seed, one.choice): request.output_ids
-            for one, request in zip(unended, texts, strict=True)
-        }
+        answers: dict[tuple[int, ...], list[Sequence[int]]] = {}
+        for one, request in zip(unended, texts, strict=True):
+            answers.setdefault(one.prompt, []).append(request.output_ids)
+        return answers
 
     @cached_property
     def _plain(self) -> Life:

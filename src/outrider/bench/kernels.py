@@ -17,7 +17,7 @@ from outrider.bench.machine import facts
 from outrider.errors import ConfigError
 from outrider.kernels.native import cpu, missing
 from outrider.kv.pool import KVPool
-from outrider.models.native.model import NativeModel
+from outrider.models.base import TargetModel
 from outrider.sampling.best import ChoiceNoise, best_scores
 from outrider.sampling.distribution import KEEP_ALL, Truncation
 from outrider.tree import SequenceRows, TreeBatch, TreeBuilder, root_only
@@ -56,7 +56,7 @@ def measure_read(data: np.ndarray[Any, Any]) -> float:
 
 
 def measure(
-    model: NativeModel | None, path: str, *, repeat: int, with_kernels: bool, advance: Callable[[], None]
+    model: TargetModel | None, path: str, *, repeat: int, with_kernels: bool, advance: Callable[[], None]
 ) -> dict[str, Any]:
     """Time the kernels and a model's passes.
 
@@ -139,7 +139,7 @@ def _time_sampling(repeat: int, advance: Callable[[], None]) -> list[dict[str, A
 
 
 def _time_passes(
-    model: NativeModel,
+    model: TargetModel,
     path: str,
     repeat: int,
     reads: list[float],

@@ -97,34 +97,6 @@ def read_bandwidth(device: torch.device) -> float:
     return _BUFFER_BYTES / statistics.median(seconds)
 
 
-def parameter_bytes(model: Any) -> int | None:
-    """Bytes of a model's parameters as held in memory, each counted once; None where they cannot be seen."""
-    import torch  # likewise
-
-    packed: int | None = getattr(model, "packed_bytes", None)
-    module = getattr(model, "module", None)
-    if not isinstance(module, torch.nn.Module):
-        return packed
-    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
-
-
-def bytes_per_token(model: Any) -> int | None:
-    """Bytes a token makes the model read: its parameters, but for an embedding table that is only looked up in."""
-    import torch  # likewise
-
-    read: int | None = getattr(model, "token_bytes", None)
-    if read is not None:
-        return read
-    whole = parameter_bytes(model)
-    if whole is None:
-        return None
-    modules = list(model.module.modules())
-    multiplied = {id(part.weight) for part in modules if isinstance(part, torch.nn.Linear)}
-    tables = {id(part.weight): part.weight for part in modules if isinstance(part, torch.nn.Embedding)}
-    looked_up = [weight for key, weight in tables.items() if key not in multiplied]
-    return whole - sum(weight.numel() * weight.element_size() for weight in looked_up)
-
-
 def _finish(device: torch.device) -> None:
     if device.type == "cuda":
         import torch  # likewise

@@ -16,13 +16,14 @@ from outrider.bench.prompts import encode_prompts, file_name, form, read_prompts
 from outrider.bench.report import MEANINGS, SCHEMA_VERSION, arm_json, sample_json, summarise
 from outrider.bench.runner import Arm, Models, Sample, Workload, grid, run
 from outrider.config import Speculation
-from outrider.drafters.base import AUTOMATIC, DrafterConfig, named_models
+from outrider.drafters.base import AUTOMATIC, DrafterConfig
 from outrider.drafters.none import NoDraft
 from outrider.errors import ConfigError, RequestError
-from outrider.heads.checkpoint import kind_of, read_head
+from outrider.heads.loading import kind_of, read_head
 from outrider.models.backends import load_model, resolve_dtype
 from outrider.models.files.weight_files import weight_files
 from outrider.models.loading import find
+from outrider.options import drafters_named
 from outrider.prompts import Prompt
 from outrider.sampling.params import SamplingParams
 from outrider.verify import make_verifier
@@ -133,11 +134,11 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
     result = {
         "schema_version": SCHEMA_VERSION,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "model": _model_facts(request, models, dtype),
+        "model": _model_facts(request, models),
         "machine": machine.facts(),
         "workload": _workload_facts(request, workload, rows, chat=chat),
         "algorithms": [arm_json(arm, _names(models)) for arm in arms],
-        "ceiling": _ceiling(machine.bytes_per_token(models.target), bandwidth, entries[0]["tokens_per_s"]),
+        "ceiling": _ceiling(models.target.token_bytes, bandwidth, entries[0]["tokens_per_s"]),
         "results": entries,
         "meanings": MEANINGS,
         "samples": [sample_json(sample) for sample in samples],
@@ -151,7 +152,7 @@ def _load(request: Request, arms: Sequence[Arm]) -> tuple[Models, torch.dtype]:
     target, tokenizer = load_model(request.model.model, options)
     dtype = resolve_dtype(options.dtype, target.device)
     drafts, heads = {}, {}
-    for path in dict.fromkeys(path for arm in arms for path in named_models(arm.config)):
+    for path in dict.fromkeys(path for arm in arms for path in drafters_named(arm.config)):
         if kind_of(path) is not None:
             heads[path] = read_head(path)
             continue
@@ -198,16 +199,15 @@ def _key(sample: Sample) -> tuple[Any, ...]:
     return sample.prompt.row.number, sample.setting, sample.repeat
 
 
-def _model_facts(request: Request, models: Models, dtype: torch.dtype) -> dict[str, Any]:
+def _model_facts(request: Request, models: Models) -> dict[str, Any]:
     return _file_facts(request.model.model) | {
-        "dtype": getattr(models.target, "precision", None) or str(dtype).removeprefix("torch."),
+        "dtype": models.target.precision,
         "device": str(models.target.device),
         "context_length": models.target.context_length,
-        "parameter_bytes": machine.parameter_bytes(models.target),
+        "parameter_bytes": models.target.packed_bytes,
         "row_invariant": models.target.row_invariant,
         "draft_models": [
-            _file_facts(path) | {"parameter_bytes": machine.parameter_bytes(model)}
-            for path, model in models.drafts.items()
+            _file_facts(path) | {"parameter_bytes": model.packed_bytes} for path, model in models.drafts.items()
         ],
     }
 
@@ -234,7 +234,7 @@ def _workload_facts(request: Request, workload: Workload, rows: Sequence[Prompt]
     }
 
 
-def _ceiling(read: int | None, bandwidth: float, tokens_per_s: float | None) -> dict[str, Any]:
+def _ceiling(read: int, bandwidth: float, tokens_per_s: float | None) -> dict[str, Any]:
     """Plain decoding reads every parameter once a token, so bandwidth bounds it."""
     most = bandwidth / read if read else None
     return {

@@ -1,4 +1,4 @@
-"""The command line, one file per subcommand; a subcommand's file is imported only when it is called."""
+"""The command line: one file per subcommand, imported when the subcommand runs."""
 
 from __future__ import annotations
 
@@ -12,30 +12,39 @@ if TYPE_CHECKING:
 
 COMMANDS: Final = {
     "generate": "Complete one prompt.",
-    "chat": "Talk to a model; accepted drafts are shown in another shade.",
-    "bench": "Measure what speculation gains, method against method.",
-    "study": "Tabulate what makes drafters fast: quality, acceptance, latency.",
-    "train": "Train a drafter for your own model, on its own answers.",
+    "chat": "Chat with a model; accepted drafts are highlighted.",
+    "bench": "Measure the speedup of each drafting method.",
+    "study": "Compare drafters by quality, acceptance rate, latency and speedup.",
+    "train": "Train a drafter for your model, on the model's own answers.",
     "export": "Write a trained head in another project's format.",
-    "audit": "Prove on your own model that speculation changes nothing.",
-    "models": "List the models that can be called by name.",
-    "info": "Show versions and hardware; with --methods drafting methods, their options, and acceptance rules.",
+    "audit": "Prove on your own model that speculation does not change the output.",
+    "models": "List the models that you can name.",
+    "info": "Show versions and hardware; --methods lists drafting methods and acceptance rules.",
 }
-"""Every subcommand: file ``cli/<name>.py`` with a function of the same name, and its line in the help."""
-GROUPS: Final = {"bench": {"kernels": "Time the CPU kernels and a model's passes against the memory's bandwidth."}}
-"""Subcommands below a subcommand, likewise."""
+"""Every subcommand and its help; ``cli/<name>.py`` holds a function of the same name."""
+GROUPS: Final = {"bench": {"kernels": "Time the CPU kernels and a model's forward passes."}}
+"""Subcommands of a subcommand, and their help."""
 PROMPTED: Final = frozenset({"generate"})
-"""Subcommands whose argument is a prompt, for which ``-`` stands too: standard input."""
+"""Subcommands whose argument is a prompt; ``-`` reads it from standard input."""
 JSON_TO_FILES: Final = frozenset({"bench", "study"})
-"""Subcommands whose ``--json`` names a file, ``-`` being standard output; those below them print it."""
+"""Subcommands whose ``--json`` takes a file; without one, or with ``-``, it prints to standard output."""
+TAKES_DASH: Final = {
+    "generate": ("--prompt-file", "--stop", "--bad-words"),
+    "chat": ("--stop", "--bad-words", "--system"),
+    "bench": ("--json",),
+    "study": ("--json",),
+}
+"""Options whose value may be ``-``, by subcommand."""
 WAITED_FOR: Final = frozenset({"generate", "chat"})
-"""Subcommands that a person at a terminal waits for: the seconds in which torch is imported are told."""
+"""Subcommands that show a spinner on a terminal while torch is imported."""
 
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 _REST: Final = "--"
-"""What follows is no option, whatever it looks like."""
+"""Everything after it is an argument, even if it begins with a dash."""
+_JSON: Final = "--json"
+_HELP: Final = frozenset({"--help", "-h"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,9 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; None takes the process's own.
 
     Returns:
-        The exit code: 0, 1 when what was asked for failed, 2 for bad input or a result that cannot be written.
+        The exit code: 0; 1 if the task failed; 2 for bad input or a result that cannot be written.
     """
-    arguments = sys.argv[1:] if argv is None else list(argv)
+    arguments = _prepared(sys.argv[1:] if argv is None else list(argv))
     try:
         from outrider.cli.failures import guarded
 
@@ -59,31 +68,47 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     from outrider.cli import output
 
-    words = _standard_input(arguments)
-    if words and words[0] in WAITED_FOR:
+    if arguments and arguments[0] in WAITED_FOR:
         with output.waiting("starting"):
-            import_module(f"outrider.cli.{words[0]}")
-    code = _app()(words, result_action="return_value", exit_on_error=False, print_error=False)
+            import_module(f"outrider.cli.{arguments[0]}")
+    words = list(arguments)
+    everything = bool(_HELP.intersection(words)) and words[-1] == "all"
+    app = _app(all_options=everything)
+    code = app(
+        words[:-1] if everything else words, result_action="return_value", exit_on_error=False, print_error=False
+    )
     return code if isinstance(code, int) else 0
 
 
-def _standard_input(arguments: Sequence[str]) -> list[str]:
-    """Put the prompt ``-`` where the parser does not take it for an option: behind ``--``."""
+def _prepared(arguments: Sequence[str]) -> list[str]:
+    """Rewrite what the parser would misread: ``-`` as a value or as the prompt, and ``--json`` without its file."""
     words = list(arguments)
+    command = words[0] if words else ""
     end = words.index(_REST) if _REST in words else len(words)
-    if not words or words[0] not in PROMPTED or "-" not in words[:end]:
-        return words
-    return [*(word for word in words[:end] if word != "-"), _REST, "-", *words[end + 1 :]]
+    head: list[str] = []
+    behind = words[end:]
+    for word in words[:end]:
+        if word == "-" and head and head[-1] in TAKES_DASH.get(command, ()):
+            head[-1] += "=-"
+        elif word == "-" and command in PROMPTED:
+            behind = [_REST, word, *words[end + 1 :]]
+        else:
+            head.append(word)
+    if command in JSON_TO_FILES and not GROUPS.get(command, {}).keys() & set(head[1:2]):
+        following = [*head[1:], _REST]
+        bare = [word == _JSON and after.startswith("-") for word, after in zip(head, following, strict=True)]
+        head = [f"{word}=-" if alone else word for word, alone in zip(head, bare, strict=True)]
+    return [*head, *behind]
 
 
-def _app() -> App:
+def _app(*, all_options: bool) -> App:
     from cyclopts import App
 
     from outrider import __version__
     from outrider.cli.help import OneScreen
 
-    text = "Speculative decoding that changes nothing about the output."
-    app = App(name="outrider", help=text, version=__version__, help_formatter=OneScreen())
+    text = "Lossless speculative decoding: the same output, faster."
+    app = App(name="outrider", help=text, version=__version__, help_formatter=OneScreen(all_options=all_options))
     app.suppress_keyboard_interrupt = False
     for name, line in COMMANDS.items():
         app.command(f"outrider.cli.{name}:{'app' if name in GROUPS else name}", name=name, help=line)
@@ -91,7 +116,7 @@ def _app() -> App:
 
 
 def group(name: str, default: Callable[..., int]) -> App:
-    """A subcommand that has some of its own below it."""
+    """A subcommand with subcommands of its own."""
     from cyclopts import App
 
     made = App(name=name, help=COMMANDS[name])

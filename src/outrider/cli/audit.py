@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import Parameter
 
 from outrider.cli import output
+from outrider.cli.numbers import WHOLE, WHOLE_OR_NONE
 from outrider.cli.options import SPECULATION, ModelFlags, SpeculationFlags
 from outrider.config import AuditScope
 from outrider.errors import ConfigError
@@ -23,29 +24,28 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class EffortFlags:
-    """How much is checked."""
+    """How much to check."""
 
     prompts: Path | None = None
-    """File of prompts: JSON lines or an array of {"prompt"}, {"text"}, {"turns"}, {"messages"} or {"conversations"}, or
-    plain text with one question a line; by default built-in ones, unlike one another."""
+    """File of prompts, as for bench; default: a varied built-in set."""
     also: str = ""
-    """More drafting methods whose texts are compared, separated by commas; each takes the options it has."""
+    """More drafting methods to compare, separated by commas; each uses the options that it has."""
     scope: AuditScope = "all"
-    """What is checked: texts and frequencies, texts alone, or greedy texts alone."""
+    """What to check: all (texts and frequencies), texts, or greedy (greedy texts only)."""
     exact: Annotated[bool, Parameter(negative="")] = False
-    """Demand equal tokens even where the backend promises them only up to ties."""
-    max_tokens: int = 32
-    """Tokens of each text that is compared."""
-    draws: int = 100_000
-    """Texts drawn for each chi-square test."""
-    seed: int = 0
-    """The first seed; the same seed repeats the audit."""
-    workers: int | None = None
-    """Processes that draw; by default one per CPU; 0 draws in the main process."""
+    """Require identical tokens even on a backend that allows ties between equal scores."""
+    max_tokens: Annotated[int, WHOLE] = 32
+    """Tokens per text; more finds rarer faults and takes longer."""
+    draws: Annotated[int, WHOLE] = 100_000
+    """Texts drawn for each chi-square test; raise it if the audit says that it was too weak."""
+    seed: Annotated[int, WHOLE] = 0
+    """First seed; the same seed repeats the audit exactly."""
+    workers: Annotated[int | None, WHOLE_OR_NONE] = None
+    """Processes that draw texts; default: one per CPU; 0 uses the main process."""
 
     @property
     def processes(self) -> int:
-        """How many processes draw."""
+        """The number of processes that draw texts."""
         if self.workers is not None:
             return self.workers
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -64,16 +64,16 @@ def audit(
 ) -> int:
     """Prove on your own model that speculation changes nothing.
 
-    Exit codes: 0 proved; 1 a check failed; 2 bad input; 3 nothing failed, but the audit was too weak to prove anything.
+    Exit codes: 0 proved; 1 a check failed; 2 bad input; 3 nothing failed, but the audit was too weak to prove it.
 
     Args:
-        model: which model, and how it is run.
+        model: which model, and how to run it.
         speculation: how to speculate.
-        effort: how much is checked.
-        as_json: print one JSON object as the last line.
+        effort: how much to check.
+        as_json: Print the report as one JSON object on the last line.
     """
     from outrider.audit import Effort, check_lossless, read_prompts
-    from outrider.audit import audit as run  # takes seconds, which --help and bad flags need not wait for
+    from outrider.audit import audit as run  # takes seconds; --help and bad flags should answer at once
 
     methods = [name.strip() for name in effort.also.split(",") if name.strip()]
     plan = speculation.plan(speculation.speculative_algorithm, model.model, ignore_foreign=bool(methods))
@@ -91,7 +91,9 @@ def audit(
     prompts = read_prompts(effort.prompts)
     parts = _load(model, plan)
     if parts.tokenizer is None:
-        raise ConfigError("this model has no tokenizer, which an audit needs for its prompts")
+        raise ConfigError(
+            f"{model.model} has no tokenizer, and an audit needs one for its prompts; use a model with a tokenizer"
+        )
     chat = bool(parts.tokenizer.chat_template)
     encoded = [prompt.encode(parts.tokenizer, chat=chat) for prompt in prompts]
     engines = [replace(parts, config=each.config) for each in others]
@@ -101,7 +103,7 @@ def audit(
 
 
 def _load(flags: ModelFlags, plan: Plan) -> Parts:
-    """The engine's parts, every model loaded as for any other subcommand and only once."""
+    """The engine's parts; each model is loaded once."""
     from outrider.audit import Parts
     from outrider.models.backends import load_model, resolve_device, resolve_dtype
 

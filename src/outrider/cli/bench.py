@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import Parameter
 
 from outrider.cli import group, output
+from outrider.cli.numbers import WHOLE, WHOLE_OR_NONE
 from outrider.cli.options import METHOD, MethodFlags, ModelFlags
 from outrider.errors import ConfigError
 
@@ -21,33 +22,33 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class WorkFlags:
-    """What is run."""
+    """What to run."""
 
     prompts: Path | None = None
-    """File of prompts: JSON lines or an array of {"prompt"}, {"text"}, {"turns"}, {"messages"} or {"conversations"}, or
-    plain text with one question a line; by default a few built-in ones of each kind."""
-    max_tokens: int = 128
-    """Most tokens of each output."""
+    """File of prompts: JSON with "prompt", "text", "turns", "messages" or "conversations", or plain text with one
+    question per line. Default: a built-in set of six kinds."""
+    max_tokens: Annotated[int, WHOLE] = 128
+    """Maximum tokens per output."""
     select: str | None = None
-    """Which rows take part, as an expression in the row's number i, such as i%8==0."""
-    limit: int | None = None
-    """Take at most this many of them."""
-    repeat: int = 1
+    """Run only the prompts for which this expression in the row number i is true, such as i%8==0."""
+    limit: Annotated[int | None, WHOLE_OR_NONE] = None
+    """Run at most this many prompts."""
+    repeat: Annotated[int, WHOLE] = 1
     """Runs of each prompt, method and setting, each with its own seed."""
-    seed: int = 0
-    """Seed of the sampled texts and of the order of the methods."""
+    seed: Annotated[int, WHOLE] = 0
+    """Seed of sampled texts and of the order in which methods run."""
     chat: Annotated[bool | None, Parameter(negative="--raw")] = None
-    """Put conversations through the chat template, as is done by default where there is one; --raw does not."""
+    """Apply the chat template or not; default: apply it if the model has one."""
 
     def request(
         self, model: ModelFlags, arms: Sequence[Arm], temperatures: Sequence[float], top_ps: Sequence[float]
     ) -> Request:
-        """The same for a session.
+        """These flags as a request to a measuring session.
 
         Raises:
             ConfigError: a value out of range.
         """
-        from outrider.bench.session import Request  # takes seconds, which --help need not wait for
+        from outrider.bench.session import Request  # takes seconds; --help should answer at once
 
         return Request(
             model=model,
@@ -70,23 +71,23 @@ WORK: Final = WorkFlags()
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class GridFlags:
-    """Which methods are run, and how they sample."""
+    """Which methods to run, and how to sample."""
 
     algorithms: str = "none,ngram,suffix,auto"
-    """Methods, separated by commas; auto is what you get by default, run once where it is another one of them. Plain
-    decoding always takes part, for the others are measured by it."""
+    """Methods to compare, separated by commas. auto is the default method; it is skipped if it equals another one in
+    the list. Plain decoding (none) always runs as the baseline."""
     temperature: str = "0"
-    """Temperatures, separated by commas."""
+    """Temperatures, separated by commas; 0 is greedy."""
     top_p: str = "1"
-    """Top-p values, separated by commas; every temperature but 0 is run with each."""
+    """Top-p values, separated by commas; each is combined with every temperature above 0."""
 
     def request(self, model: ModelFlags, work: WorkFlags, methods: MethodFlags) -> Request:
-        """What is to be measured, read and checked.
+        """The flags as a checked request.
 
         Raises:
             ConfigError: a value that cannot be read or is out of range.
         """
-        from outrider.bench.session import method_arms  # likewise
+        from outrider.bench.session import method_arms  # takes seconds, too
 
         names = [name.strip() for name in self.algorithms.split(",") if name.strip()]
         arms = method_arms(methods, names, model.model)
@@ -104,18 +105,18 @@ def bench(
     work: WorkFlags = WORK,
     grid: GridFlags = GRID,
     methods: MethodFlags = METHOD,
-    json_file: Annotated[Path | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
+    json_file: Annotated[Path | None, Parameter(name="--json", metavar="[FILE]")] = None,
     html: Path | None = None,
 ) -> int:
-    """Measure what speculation gains: every prompt under every method before the next prompt, in shuffled order.
+    """Measure what speculation gains. Methods take turns on each prompt, in shuffled order.
 
     Args:
-        model: which model, and how it is run.
-        work: what is run.
-        grid: which methods are run, and how they sample.
-        methods: the acceptance rule and the methods' options; each method takes those it has.
-        json_file: write everything to this file; - prints all but the single runs as the last line instead.
-        html: write a page with plots to this file.
+        model: which model, and how to run it.
+        work: what to run.
+        grid: which methods to run, and how to sample.
+        methods: the acceptance rule and the methods' options; each method uses the options that it has.
+        json_file: Write all results to this file; without a file, print a summary as JSON on the last line.
+        html: Write a page with plots to this file.
     """
     output.check_writable(json_file, html)
     result = output.finite(_measure(grid.request(model, work, methods)))

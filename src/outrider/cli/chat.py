@@ -1,4 +1,4 @@
-"""``outrider chat``: talk to a model; accepted drafts are shown in another shade."""
+"""``outrider chat``: chat with a model; accepted drafts are highlighted."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from outrider.cli.help import OUTPUT
 from outrider.cli.options import CACHE, SPECULATION, CacheFlags, ModelFlags, SpeculationFlags
 from outrider.cli.sampling import SamplingFlags
 from outrider.cli.terminal import Wrap, reader
-from outrider.drafters.base import named_models
 from outrider.errors import ConfigError, NumericsError, RequestError
 from outrider.kernels.native import cpu
 from outrider.metrics import RowCosts
+from outrider.options import drafters_named
 
 if TYPE_CHECKING:
     from outrider.completion import Choice
@@ -31,7 +31,7 @@ SAMPLING: Final = SamplingFlags()
 """Defaults of the signature."""
 _COMMAND: Final = 9
 _OPTION: Final = 22
-"""Columns for names in lists of commands and options."""
+"""Widths of the name columns in lists of commands and options."""
 
 
 def chat(
@@ -43,17 +43,17 @@ def chat(
     system: Annotated[str | None, Parameter(metavar="TEXT", group=OUTPUT)] = None,
     verbose: Annotated[bool, Parameter(negative="", group=OUTPUT)] = False,
 ) -> int:
-    """Talk to a model; accepted drafts are shown in another shade. /help lists what can be typed.
+    """Chat with a model; accepted drafts are highlighted. Type /help for commands.
 
     Args:
-        model: which model, and how it is run.
+        model: which model, and how to run it.
         sampling: how tokens are chosen.
         speculation: how to speculate.
-        cache: what is kept between requests.
+        cache: options of the KV cache.
         system: System message of the conversation.
-        verbose: Tell the figures behind the speedup too.
+        verbose: Print acceptance rates and the cost of rounds too.
     """
-    sampling.params()  # refused before the model is loaded, not after
+    sampling.params()  # check it before the model is loaded
     lines, plan = reader(), speculation.chosen(model.model)
     llm = model.load(plan, cache)
     conversation = Conversation(llm, sampling, system, output.screen(), verbose=verbose)
@@ -61,7 +61,7 @@ def chat(
         from outrider.models.loading import find
 
         output.tell(banner(llm, find(model.model)[1]), style="bold")
-        output.tell("/help lists commands · ctrl-C stops an answer · ctrl-D ends", style="dim")
+        output.tell("/help lists commands · ctrl-C stops an answer · ctrl-D ends the chat", style="dim")
     while (line := lines.read()) is not None:
         if not conversation.take(line):
             break
@@ -69,11 +69,11 @@ def chat(
 
 
 def banner(llm: LLM, name: str) -> str:
-    """Model, drafter and backend on one line."""
+    """One line with model, drafter and backend."""
     config, target = llm.drafter_config, llm.engine.target
-    drafts = " with ".join((config.method, ", ".join(named_models(config)))) if named_models(config) else config.method
-    own = getattr(target, "own_threads", False)
-    runs = f"native ({cpu.kernel_name()}, {cpu.threads()} threads)" if own else f"hf on {target.device}"
+    drafts = " with ".join(filter(None, (config.method, ", ".join(drafters_named(config)))))
+    where = f" ({cpu.kernel_name()}, {cpu.threads()} threads)" if target.own_threads else f" on {target.device}"
+    runs = target.backend + where
     return f"{name} · {drafts} · {runs}"
 
 
@@ -84,8 +84,8 @@ class Conversation:
         llm: the model.
         flags: how tokens are chosen.
         system: the system message, if any.
-        console: where answers go.
-        verbose: tell the figures behind the speedup too.
+        console: where answers are printed.
+        verbose: print acceptance rates and the cost of rounds too.
 
     Raises:
         ModelError: the model has no chat template.
@@ -100,7 +100,11 @@ class Conversation:
         llm.encode_chat([*self.messages, {"role": "user", "content": "?"}])
 
     def take(self, line: str) -> bool:
-        """Handle one message or command; False ends the conversation."""
+        """Handle one message or command.
+
+        Returns:
+            Whether the conversation continues.
+        """
         line = line.strip()
         if not line.startswith("/") or "\n" in line:
             if line:
@@ -116,28 +120,26 @@ class Conversation:
         return True
 
     def help(self, rest: str) -> None:
-        """Tell what can be typed."""
+        """List the commands."""
         for name, (text, _) in COMMANDS.items():
             self._list(name, text, _COMMAND)
-        self._list(ENDS[0], "end, as ctrl-D does", _COMMAND)
-        self._list(
-            '"""', 'begin a message of several lines; """ ends it, and alt-enter begins a line anywhere', _COMMAND
-        )
+        self._list(ENDS[0], "end the chat, like ctrl-D", _COMMAND)
+        self._list('"""', "start or end a message of several lines; alt-enter adds a line", _COMMAND)
         self._list("ctrl-C", "stop an answer", _COMMAND)
 
     def reset(self, rest: str) -> None:
-        """Forget everything but the system message."""
+        """Clear the conversation, but keep the system message."""
         self._reset()
-        self._say("forgotten")
+        self._say("conversation cleared")
 
     def say_otherwise(self, rest: str) -> None:
-        """Begin again with another system message, or none."""
+        """Start over with another system message, or none."""
         self._system = rest or None
         self._reset()
-        self._say("forgotten; there is " + ("a new system message" if rest else "no system message now"))
+        self._say(f"conversation cleared; {'new' if rest else 'no'} system message")
 
     def set(self, rest: str) -> None:
-        """Change one sampling option, or show them all."""
+        """Change one sampling option, or list them all."""
         name, _, value = rest.partition(" ")
         if not name:
             for item in dataclasses.fields(self._flags):
@@ -161,7 +163,7 @@ class Conversation:
         output.tell(f"{name:<{width}}{text}", style="dim", indent=width)
 
     def _answer(self, line: str) -> None:
-        """Ask, stream the answer, remember both; a refused question is forgotten, a stopped answer kept as it is."""
+        """Stream an answer and remember it; a refused message is forgotten, a stopped answer is kept."""
         self.messages.append({"role": "user", "content": line})
         before = self._llm.engine.seconds.copy()
         try:
@@ -169,7 +171,7 @@ class Conversation:
             said, choice = self._stream(tokens)
         except RequestError as error:
             self.messages.pop()
-            self._say(f"{error}; /reset starts over")
+            self._say(f"{error}; /reset clears the conversation")
             return
         self.messages.append({"role": "assistant", "content": said})
         if choice is None:
@@ -183,13 +185,13 @@ class Conversation:
             if (cut := figures.cut_notice(choice, params, context, "/set max-tokens N")) is not None:
                 self._say(cut)
             if self._plain is None and figures.wants_plain_rounds(choice.speculation, spent):
-                with suppress(KeyboardInterrupt):  # the answer is there; only a figure would be missing
+                with suppress(KeyboardInterrupt):  # the answer is complete; only the speedup would be missing
                     self._plain = figures.plain_costs(self._llm, tokens, choice, params)
             for told in figures.lines(self._llm, choice.speculation, spent, self._plain, verbose=self._verbose):
                 self._say(told)
 
     def _stream(self, tokens: list[int]) -> tuple[str, Choice | None]:
-        """Print the answer as it comes; no choice where the user stopped it."""
+        """Stream the answer; the choice is None if the user stopped it."""
         assert self._llm.tokenizer is not None
         said, choice, params = "", None, self._flags.params()
         shades = output.Shades(self._llm.tokenizer, skip_special_tokens=params.skip_special_tokens)
@@ -206,7 +208,7 @@ class Conversation:
         return said, choice
 
     def _print(self, pieces: Iterable[tuple[str, bool]]) -> None:
-        """Print pieces of an answer, drafted ones in another shade."""
+        """Print pieces of an answer; accepted drafts are highlighted."""
         for drafted, alike in groupby(pieces, key=itemgetter(1)):
             text = "".join(piece for piece, _ in alike)
             self._console.print(text, end="", style=output.ACCEPTED_STYLE if drafted else None)
@@ -214,7 +216,7 @@ class Conversation:
 
 
 def _readable(value: Any) -> str:
-    """A value of a flag, for a person to read."""
+    """A flag's value as text."""
     if isinstance(value, list):
         return ", ".join(value) or "none"
     if isinstance(value, bool):
@@ -223,10 +225,10 @@ def _readable(value: Any) -> str:
 
 
 def _changed(flags: SamplingFlags, name: str, value: str) -> SamplingFlags:
-    """The same flags but for one, read as the command line reads it.
+    """The flags with one of them changed; the command line's parser reads the value.
 
     Raises:
-        CycloptsError: there is no such option, or it takes no such value.
+        CycloptsError: an unknown option, or a bad value.
     """
     parser = App(help_flags=[], version_flags=[])
 
@@ -242,11 +244,11 @@ def _changed(flags: SamplingFlags, name: str, value: str) -> SamplingFlags:
 
 
 COMMANDS: Final[dict[str, tuple[str, Callable[[Conversation, str], None]]]] = {
-    "/help": ("this list", Conversation.help),
-    "/reset": ("forget the conversation", Conversation.reset),
-    "/system": ("TEXT: begin again with this system message; without a text, with none", Conversation.say_otherwise),
-    "/set": ("OPTION VALUE: change how tokens are chosen; /set alone shows the options", Conversation.set),
+    "/help": ("list the commands", Conversation.help),
+    "/reset": ("clear the conversation", Conversation.reset),
+    "/system": ("TEXT: clear, and use this system message; no TEXT removes it", Conversation.say_otherwise),
+    "/set": ("OPTION VALUE: change a sampling option; /set alone lists them", Conversation.set),
 }
-"""What can be typed in place of a message: its meaning, and what does it."""
+"""Commands of the chat: their help, and what runs them."""
 ENDS: Final = ("/exit", "/quit", "/bye")
-"""What ends the conversation."""
+"""Commands that end the chat."""

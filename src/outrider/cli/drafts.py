@@ -1,4 +1,4 @@
-"""``--draft METHOD[:PATH[:OPTION=VALUE…]]``: a drafter in one word, so that many of one method fit in one run."""
+"""``--draft METHOD[:PATH[:OPTION=VALUE…]]``: a drafter in one word, so that a run can compare many."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from outrider.cli.options import Option, chosen_config, options_of
-from outrider.drafters.base import MODELS_FLAG, DrafterConfig, changed, named_models
+from outrider.drafters.base import DrafterConfig, changed
 from outrider.errors import ConfigError
+from outrider.options import drafters_named
 from outrider.verify import check_exact, make_verifier
 
 if TYPE_CHECKING:
@@ -18,23 +19,23 @@ if TYPE_CHECKING:
 _TRUTH: Final = {"true": True, "false": False}
 _PREFIX: Final = "speculative_"
 _SETTING: Final = re.compile(r"[\w-]+\s*=")
-"""How OPTION=VALUE begins; a path may hold the same sign further on."""
+"""The start of OPTION=VALUE; a path may contain ``=`` later."""
 
 
 class Draft(NamedTuple):
-    """A drafter that was asked for."""
+    """A drafter from the command line."""
 
     name: str
-    """What it is called in tables: its text with paths cut to their last part."""
+    """Its name in tables: its text, with paths shortened to their last part."""
     text: str
     config: DrafterConfig
 
 
 def draft_arms(texts: Sequence[str], verifier: str) -> list[Arm]:
-    """An arm for each drafter, plain decoding first.
+    """One arm per drafter, with plain decoding first.
 
     Raises:
-        ConfigError: none is named, one is named twice or cannot be read, or the rule is not exact for it.
+        ConfigError: no drafter, a duplicate, a malformed one, or a rule that is not exact for it.
     """
     from outrider.bench.runner import Arm
     from outrider.bench.session import plain_arm
@@ -44,7 +45,7 @@ def draft_arms(texts: Sequence[str], verifier: str) -> list[Arm]:
     rule, drafts = make_verifier(verifier), [read_draft(text) for text in texts]
     for draft in drafts:
         if sum(draft.config == other.config for other in drafts) > 1:
-            raise ConfigError(f"--draft names {draft.text} twice")
+            raise ConfigError(f"--draft {draft.text} is given twice; give it once")
         check_exact(rule, draft.config.method, draft.config.needs)
     short = [draft.name for draft in drafts]
     names = [draft.text if short.count(draft.name) > 1 else draft.name for draft in drafts]
@@ -52,39 +53,39 @@ def draft_arms(texts: Sequence[str], verifier: str) -> list[Arm]:
 
 
 def read_draft(text: str) -> Draft:
-    """The drafter that a word describes.
+    """Read one drafter.
 
     Raises:
-        ConfigError: an unknown method or option, a value that is none, a method that does not draft, or a model that is
-            missing or has no place.
+        ConfigError: an unknown method or option, a bad value, a method that does not draft, or a model that is missing
+            or not used.
     """
     method, *rest = (part.strip() for part in text.split(":"))
     paths = [part for part in rest if not _SETTING.match(part)]
     if len(paths) > 1:
-        raise ConfigError(f"--draft {text}: {paths[1]!r} is not OPTION=VALUE")
+        raise ConfigError(f"--draft {text}: write OPTION=VALUE in place of {paths[1]!r}")
     path = paths[0] if paths else ""
     config = chosen_config(method, path.split(",") if path else [])
     values = _values(text, config, path, [part for part in rest if _SETTING.match(part)])
     config = changed(config, values)
     if config.most_nodes < 2:
-        raise ConfigError(f"--draft {text} drafts nothing; plain decoding always takes part")
-    if _places(config) and not named_models(config):
-        raise ConfigError(f"--draft {text}: {config.method} needs a model or head: --draft {config.method}:PATH")
+        raise ConfigError(f"--draft {text} drafts nothing; leave it out, since plain decoding always runs")
+    if _places(config) and not drafters_named(config):
+        raise ConfigError(f"--draft {text}: {config.method} needs a draft model or head: --draft {config.method}:PATH")
     shown = [Path(part).name.removesuffix(".gguf") if part == path and path else part for part in (method, *rest)]
     return Draft(":".join(shown), text, config)
 
 
 def _places(config: DrafterConfig) -> list[Option]:
-    """The option that takes draft models, if there is one."""
-    return [option for option in options_of(type(config)) if option.flag == MODELS_FLAG]
+    """The option for draft models, if the method has one."""
+    return [option for option in options_of(type(config)) if option.names_drafter]
 
 
 def _values(text: str, config: DrafterConfig, path: str, settings: Sequence[str]) -> dict[str, Any]:
-    """The options of a word by their fields."""
+    """The option values of a drafter, by field."""
     values: dict[str, Any] = {}
     if path:
         if not (places := _places(config)):
-            raise ConfigError(f"--draft {text}: {config.method} reads no model, so {path!r} has no place")
+            raise ConfigError(f"--draft {text}: {config.method} uses no model; leave out {path!r}")
         values[places[0].field] = places[0].value(path.split(",") if places[0].several else path)
     known = {name: option for option in options_of(type(config)) for name in _spellings(option)}
     for setting in settings:
@@ -98,7 +99,7 @@ def _values(text: str, config: DrafterConfig, path: str, settings: Sequence[str]
 
 
 def _spellings(option: Option) -> set[str]:
-    """An option's field, and its flag with and without its prefix."""
+    """The names of an option: its field, and its flag with and without prefix."""
     flag = option.flag.replace("-", "_")
     return {option.field, flag, flag.removeprefix(_PREFIX)}
 
@@ -108,9 +109,10 @@ def _value(text: str, option: Option, given: str) -> Any:
         return option.value(given.split(","))
     if option.kind is bool:
         if given.lower() not in _TRUTH:
-            raise ConfigError(f"--draft {text}: {option.field} is true or false, not {given!r}")
+            raise ConfigError(f"--draft {text}: {option.field} takes true or false, not {given!r}")
         return _TRUTH[given.lower()]
     try:
         return option.kind(given)
     except ValueError:
-        raise ConfigError(f"--draft {text}: {option.field} is a number, not {given!r}") from None
+        kind = "a whole number" if option.kind is int else "a number"
+        raise ConfigError(f"--draft {text}: {option.field} takes {kind}, not {given!r}") from None

@@ -24,27 +24,28 @@ def export(
 ) -> int:
     """Write a trained head in another project's format.
 
-    Heads in any format that Outrider reads can be written, as long as they say which layers of the target they read.
+    The head may be in any format that Outrider reads, if it says which layers of the target it uses.
 
     Args:
         head: Folder of the head.
-        to: The format: speculators (vLLM), specforge (also SGLang), eagle (its authors'), or outrider, packed.
-        output_folder: Gets config.json and model.safetensors.
-        verifier: The target's Hugging Face name or folder; speculators asks for it.
-        four_bits: All matrices of outrider's format in four bits.
-        as_json: Print one JSON object, errors included.
+        to: Format: speculators (vLLM), specforge (SpecForge, SGLang), eagle (EAGLE's authors), or outrider (packed).
+        output_folder: Folder for config.json and model.safetensors.
+        verifier: Hub id or folder of the target; required for speculators.
+        four_bits: Pack all matrices in four bits; for the format outrider.
+        as_json: Print one JSON object instead; errors too.
     """
-    from outrider.heads.checkpoint import OWN, PACKED, SMALL, read_head, write_head
+    from outrider.heads.checkpoint import OWN, PACKED, SMALL, write_head
     from outrider.heads.formats.base import export as write
+    from outrider.heads.loading import read_head
 
     if four_bits and to != OWN:
-        raise ConfigError(f"--four-bits is for the format {OWN} alone; {to} keeps plain numbers")
+        raise ConfigError(f"--four-bits works only with --to {OWN}; {to} stores full-precision weights")
     found = read_head(head)
     console = output.side() if as_json else output.screen()
     if to == OWN:
         write_head(output_folder, found, SMALL if four_bits else PACKED)
         size = sum(file.stat().st_size for file in output_folder.iterdir())
-        console.print(f"{head.name}: a head of the kind {found.kind}, packed into {size / 1e6:.1f} MB")
+        console.print(f"{head.name}: {found.kind} head, packed into {size / 1e6:.1f} MB")
         if as_json:
             output.write_json({"kind": found.kind, "to": to, "output": str(output_folder), "bytes": size})
         return 0
@@ -53,7 +54,7 @@ def export(
     if as_json:
         output.write_json({"kind": found.kind, "to": to, "output": str(output_folder), "left_out": list(made.left_out)})
         return 0
-    console.print(f"{head.name}: a head of the kind {found.kind}, written as {to} to {output_folder}")
+    console.print(f"{head.name}: {found.kind} head, written as {to} to {output_folder}")
     for each in made.left_out:
-        console.print(f"left out, for {to} has no place for it: {each}")
+        console.print(f"left out, because {to} cannot store it: {each}")
     return 0

@@ -1,4 +1,4 @@
-"""Every failure that a user can cause or meet: one sentence on standard error, an exit code, and no traceback."""
+"""Turns every failure into one sentence on standard error and an exit code, without a traceback."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from outrider.cli import BAD_INPUT, BROKEN_PIPE, COMMANDS, GROUPS, INTERRUPTED, 
 from outrider.errors import OutriderError
 
 USAGE: str = "UsageError"
-"""What bad arguments are called in JSON; other errors go by the names of their classes."""
+"""The JSON error type of bad arguments; other errors use the names of their classes."""
 _KINDS: Final[dict[Any, str]] = {int: "a whole number", float: "a number", bool: "yes or no"}
 
 
 def guarded(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """Run a command, and turn what goes wrong into one sentence.
+    """Run a command, and turn errors into one sentence.
 
     With ``--json`` among the arguments the error also goes to standard output, as the object
     ``{"error": {"message": …, "type": …}}``.
@@ -44,12 +44,12 @@ def guarded(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -
     Returns:
         The exit code.
     """
-    if sys.stdout is None:  # its number may be a file's by now, which must not be written to
-        _say("standard output is closed, so there is no place for a result; give it a file or /dev/null")
+    if sys.stdout is None:  # its descriptor may belong to another file by now
+        _say("standard output is closed; redirect it to a file or /dev/null")
         return BAD_INPUT
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a character the terminal lacks is no reason to stop
+            stream.reconfigure(errors="backslashreplace")  # escape characters that the terminal does not have
     try:
         code = command(arguments)
         sys.stdout.flush()
@@ -64,7 +64,7 @@ def guarded(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -
         if not _interrupted(error):
             raise
         return INTERRUPTED
-    except BrokenPipeError:  # the reader has left; nothing may be written to it at exit either
+    except BrokenPipeError:  # the reader is gone; write nothing more, at exit either
         _silence(sys.stdout)
         return BROKEN_PIPE
     except OSError as error:
@@ -77,7 +77,7 @@ def guarded(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -
 
 
 def _refused(message: str, kind: str, arguments: Sequence[str]) -> int:
-    """Tell of bad input, and once more as JSON where that was asked for."""
+    """Report bad input, with ``--json`` also as JSON."""
     if _wants_json(arguments):
         try:
             sys.stdout.write(json.dumps({"error": {"message": _line(message), "type": kind}}) + "\n")
@@ -89,14 +89,14 @@ def _refused(message: str, kind: str, arguments: Sequence[str]) -> int:
 
 
 def _interrupted(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is behind an import that failed: modules that import others late name the import alone."""
+    """Whether Ctrl-C caused a failed import; lazy importers report only the import."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:
-    """Whether JSON was to go to standard output."""
+    """Whether JSON goes to standard output."""
     words = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
     below = GROUPS.get(words[0], {}) if words else {}
     if words and words[0] in JSON_TO_FILES and not below.keys() & set(words[1:2]):
@@ -113,7 +113,7 @@ def _say(message: str) -> None:
 
 
 def _write(text: str) -> None:
-    """Write to standard error, which may be closed or full: then there is nobody left to tell."""
+    """Write to standard error; if it is closed or full, drop the text."""
     if sys.stderr is not None:
         with suppress(OSError):
             sys.stderr.write(text)
@@ -121,7 +121,7 @@ def _write(text: str) -> None:
 
 
 def _silence(stream: TextIO | None) -> None:
-    """Drop what a stream still holds, so that nothing fails once more when the interpreter ends."""
+    """Discard a stream's buffer, so that flushing it at exit does not fail again."""
     if stream is not None:
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
@@ -131,14 +131,14 @@ def sentence(error: CycloptsError, arguments: Sequence[str] = ()) -> str:
     """What is wrong with the arguments, in one sentence.
 
     Args:
-        error: what the parser found.
+        error: the parser's error.
         arguments: the command line.
     """
     chain, left = list(error.command_chain or ()), list(error.unused_tokens or ())
     if isinstance(error, UnknownOptionError):
         option = error.token.keyword or error.token.value
         if option in _behind(arguments):
-            return f"{option} stands behind --, where nothing is an option; options go before --"
+            return f"{option} comes after --, where everything is an argument; put options before --"
         return _unknown(option, error.argument_collection, chain)
     if isinstance(error, RepeatArgumentError):
         return f"{error.token.keyword} may be given only once"
@@ -147,11 +147,11 @@ def sentence(error: CycloptsError, arguments: Sequence[str] = ()) -> str:
     if isinstance(error, UnknownCommandError) and left:
         return f"there is no command {left[0]!r}" + (_close(left[0], COMMANDS) or f"; there are: {', '.join(COMMANDS)}")
     if isinstance(error, UnusedCliTokensError) and left:
-        return f"there is no place for {left[0]!r}; words that belong together need quotes"
+        return f"unexpected argument {left[0]!r}; put quotes around a text of several words"
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         known = error.app.assemble_argument_collection() if isinstance(error.app, App) else ()
         names = {"--", *_names(known)}
-        for word in left:  # one that does not exist may be the one that is missing, misspelt
+        for word in left:  # a misspelt option may be the missing one
             if known and word.startswith("--") and word.split("=", 1)[0] not in names:
                 return _unknown(word, known, chain)
         given = error.keyword or next((token.keyword for token in error.argument.tokens if token.keyword), None)
@@ -164,7 +164,7 @@ def _behind(arguments: Sequence[str]) -> Sequence[str]:
 
 
 def _wanted(kind: Any) -> str:
-    """What values of a type are called."""
+    """A type in words."""
     if get_origin(kind) is Literal:
         *others, last = map(str, get_args(kind))
         return f"{', '.join(others)} or {last}"
@@ -172,10 +172,10 @@ def _wanted(kind: Any) -> str:
 
 
 def _unknown(option: str, known: Iterable[Any], chain: Sequence[str]) -> str:
-    """An option that does not exist, and the one that was probably meant."""
+    """Names an unknown option, and the closest known one."""
     option = option.split("=", 1)[0]
     meant = _close(option, _names(known))
-    prompted = "; a prompt that begins with - goes behind --" if PROMPTED.intersection(chain) else ""
+    prompted = "; put a prompt that begins with - after --" if PROMPTED.intersection(chain) else ""
     return f"there is no option {option}{meant or prompted}"
 
 

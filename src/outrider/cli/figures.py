@@ -1,4 +1,4 @@
-"""What a completion cost and gained: the line under a text, and the JSON object."""
+"""Figures of a completion: the line under the text, and the JSON object."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from outrider.sampling.params import SamplingParams
 
 _MOST_ROWS_AGAIN: Final = 512
-"""Prompt rows that may be computed only to time a few plain rounds behind them."""
+"""Most prompt rows to recompute for timing a few plain rounds."""
 _POSITIONS: Final = 8
-"""Positions of a draft whose acceptance is told."""
+"""Draft positions whose acceptance rate is printed."""
 
 
 def plain_costs(llm: LLM, prompt: Sequence[int], choice: Choice, params: SamplingParams) -> RowCosts:
-    """Time a few plain rounds: the end of a text that is there is decoded once more, without drafts.
+    """Time a few plain rounds: decode the end of a finished text again, without drafts.
 
     Args:
-        llm: what completed the text.
-        prompt: its token ids.
-        choice: what came of it.
-        params: what it was asked with.
+        llm: the model that wrote the text.
+        prompt: token ids of the prompt.
+        choice: the finished text.
+        params: its sampling parameters.
 
     Returns:
-        The rounds' cost; empty where the text is too short, or too much would have to be computed before its end.
+        The cost of the rounds; empty if the text is too short, or too many rows before its end would be recomputed.
     """
-    again = FEWEST_ONE_ROW_ROUNDS + 1  # the first token comes from the prompt's pass
+    again = FEWEST_ONE_ROW_ROUNDS + 1  # the first token comes from prefill
     start = [*prompt, *choice.token_ids[:-again]]
     known = llm.engine.pool.cache(TARGET).known_rows(start, len(start))
     if len(choice.token_ids) < again or len(start) - known > _MOST_ROWS_AGAIN:
@@ -60,7 +60,7 @@ def plain_costs(llm: LLM, prompt: Sequence[int], choice: Choice, params: Samplin
 
 
 def wants_plain_rounds(stats: SpeculationStats, seconds: PhaseSeconds) -> bool:
-    """Whether a few plain rounds would tell the speedup of a run that does not tell it itself."""
+    """Whether timing a few plain rounds would give the speedup, which the run itself does not."""
     made = Prediction.of(stats, seconds)
     return made is not None and made.one_row is None and decoded_alone(stats, seconds)
 
@@ -68,15 +68,17 @@ def wants_plain_rounds(stats: SpeculationStats, seconds: PhaseSeconds) -> bool:
 def lines(
     llm: LLM, stats: SpeculationStats, seconds: PhaseSeconds, plain: RowCosts | None, *, verbose: bool
 ) -> list[str]:
-    """Whether it got faster, and how fast it is; with ``verbose`` the quantities behind it, each explained."""
+    """The speedup and the speed on one line; with ``verbose`` also the quantities behind them."""
     made = Prediction.of(stats, seconds, plain)
     parts = [] if llm.verifier.lossless else [rule_label(llm.verifier.name, lossless=False)]
     if llm.drafter_config.most_nodes > 1:
         costs = seconds.by_rows if plain is None else seconds.by_rows + plain
-        parts.append(_speedup(made, costs) if decoded_alone(stats, seconds) else "speedup unknown (texts side by side)")
+        parts.append(
+            _speedup(made, costs) if decoded_alone(stats, seconds) else "speedup unknown (several texts at once)"
+        )
     parts.append(f"{seconds.tokens_per_second:.1f} tokens/s")
     if made is not None:
-        parts.append(f"{stats.mean_accepted_length:.2f} tokens a round")
+        parts.append(f"{stats.mean_accepted_length:.2f} tokens/round")
     told = [" · ".join(parts)]
     return told + _quantities(stats, seconds, made) if verbose else told
 
@@ -85,7 +87,7 @@ def _speedup(made: Prediction | None, costs: RowCosts) -> str:
     if made is None:
         return "speedup unknown (nothing was drafted)"
     if made.one_row is None:
-        return "speedup unknown (too few rounds carried one row)"
+        return "speedup unknown (too few one-row rounds)"
     if made.speedup is None:
         return "speedup unknown (the machine is busy)"
     rounds = len(costs.latest)
@@ -93,42 +95,42 @@ def _speedup(made: Prediction | None, costs: RowCosts) -> str:
 
 
 def _quantities(stats: SpeculationStats, seconds: PhaseSeconds, made: Prediction | None) -> list[str]:
-    """The field's letters, each with what it is."""
-    told = [f"τ {stats.mean_accepted_length:.2f}: tokens of a round; plain decoding has 1"]
+    """τ, α, c and t(rows), each with an explanation."""
+    told = [f"τ {stats.mean_accepted_length:.2f}: tokens per round; plain decoding has 1"]
     if sum(stats.tested):
         rates = " ".join(f"{rate:.2f}" for rate in stats.acceptance_by_position[:_POSITIONS])
-        told.append(f"α {stats.acceptance_rate:.2f}: accepted drafts over tested ones; by position {rates}")
+        told.append(f"α {stats.acceptance_rate:.2f}: acceptance rate, accepted over tested drafts; by position {rates}")
     if made is not None:
-        told.append(f"c {made.cost_coefficient:.2f}: time of one draft step over one pass of the target")
+        told.append(f"c {made.cost_coefficient:.2f}: time of one draft step over one target pass")
     costs = seconds.by_rows
     curve = ", ".join(f"{n}: {1e3 * costs.mean(n):.1f} ms × {costs.rounds[n]}" for n in sorted(costs.rounds))
-    told.append(f"t(rows) {curve or 'none'}: time of a round by its rows, drafting left out, × rounds")
+    told.append(f"t(rows) {curve or 'none'}: time of a round by rows, without drafting, × number of rounds")
     return told
 
 
 def cut_notice(choice: Choice, params: SamplingParams, context: int, option: str) -> str | None:
-    """One line where a text was cut off, and what lets it go on; None where it ended by itself.
+    """One line if a text was cut off, saying how to get more; None if it ended by itself.
 
     Args:
         choice: the text.
-        params: what it was asked with.
-        context: most tokens that the model takes in all.
-        option: how the user gives the most tokens of a text.
+        params: its sampling parameters.
+        context: the model's context length.
+        option: the option that raises the limit.
     """
     if choice.finish_reason.value != "length":
         return None
     if params.max_tokens is not None and len(choice.token_ids) >= params.max_tokens:
         return f"cut at {len(choice.token_ids)} tokens; {option} raises it"
-    return f"cut after {len(choice.token_ids)} tokens, at the end of the context of {context}"
+    return f"cut at {len(choice.token_ids)} tokens: the context of {context} tokens is full"
 
 
 def result(completion: Completion, facts: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
     """The JSON object of one completed prompt: its first text, and all texts as ``choices``.
 
     Args:
-        completion: what came of the prompt.
-        facts: how it speculated.
-        tokenizer: names tokens whose log-probabilities were asked for.
+        completion: the completion.
+        facts: method and acceptance rule.
+        tokenizer: decodes the tokens of log-probabilities.
     """
     prompt_tokens, seconds, stats = len(completion.prompt_token_ids), completion.seconds, completion.speculation
     emitted = sum(len(choice.token_ids) for choice in completion.choices)
@@ -187,7 +189,7 @@ def _logprobs(tokens: Sequence[TokenLogprob | None], tokenizer: Tokenizer | None
 
 
 def token_text(token: int, tokenizer: Tokenizer | None) -> str:
-    """A token as text, special ones included."""
+    """A token as text; special tokens too."""
     return "" if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
 
 
@@ -200,7 +202,7 @@ def _prediction(made: Prediction | None) -> dict[str, Any]:
 
 
 def _counts(stats: SpeculationStats) -> dict[str, Any]:
-    """What became of drafts, summed over depths, with acceptance by position beside it."""
+    """Counts of drafts over all positions, and the acceptance rate by position."""
     return {
         "rounds": stats.rounds,
         "drafted": sum(stats.drafted),

@@ -29,16 +29,16 @@ STANDARD_INPUT: Final = "-"
 @Parameter(name="*", group=OUTPUT)
 @dataclass(frozen=True, kw_only=True)
 class OutputFlags:
-    """Where the prompt comes from, and what is printed."""
+    """Where the prompt comes from, and what to print."""
 
     prompt_file: Annotated[Path | None, Parameter(metavar="FILE")] = None
-    """Read the prompt from a file."""
+    """Read the prompt from a file; - is standard input."""
     chat: Annotated[bool | None, Parameter(negative="--raw")] = None
-    """Use the chat template; else where there is one."""
+    """Chat template or not; default: if it has one."""
     verbose: Annotated[bool, Parameter(negative="")] = False
-    """Tell the figures behind the speedup too."""
+    """Print acceptance rates and the cost of rounds too."""
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
-    """Print one JSON object, errors included."""
+    """Print one JSON object instead; errors too."""
 
 
 SAMPLING: Final = CompletionFlags()
@@ -59,12 +59,12 @@ def generate(
     """Complete one prompt.
 
     Args:
-        prompt: The text; - or none reads standard input.
-        model: which model, and how it is run.
+        prompt: The text; - or no prompt reads standard input.
+        model: which model, and how to run it.
         sampling: how tokens are chosen.
         speculation: how to speculate.
-        cache: what is kept between requests.
-        shown: where the prompt comes from, and what is printed.
+        cache: options of the KV cache.
+        shown: where the prompt comes from, and what to print.
     """
     text = read_prompt(prompt, shown.prompt_file)
     params, plan = sampling.params(), speculation.chosen(model.model)
@@ -78,15 +78,15 @@ def generate(
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    """The prompt's text, from wherever the user put it.
+    """Read the prompt from an argument, a file or standard input.
 
     Args:
-        prompt: the text; ``-`` is standard input, and so is None where no terminal is there and no file is named.
-        prompt_file: a file that holds it; ``-`` likewise.
+        prompt: the text; ``-`` reads standard input, as does None without a file when input is piped.
+        prompt_file: a file with the text; ``-`` reads standard input.
 
     Raises:
-        ConfigError: there is none, there are two, or the file cannot be read.
-        RequestError: it is empty.
+        ConfigError: there is no prompt, there are two, or the file cannot be read.
+        RequestError: the prompt is empty.
     """
     if prompt is not None and prompt_file is not None:
         raise ConfigError("give one prompt: as an argument or with --prompt-file, not both")
@@ -106,7 +106,7 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
 
 
 def encode(llm: LLM, text: str, chat: bool | None) -> list[int]:
-    """Token ids of a prompt: through the chat template where that is wanted, or left open and there is one."""
+    """Token ids of a prompt; ``chat`` None applies the chat template if the model has one."""
     templated = chat if chat is not None else bool(llm.tokenizer and llm.tokenizer.chat_template)
     return llm.encode_chat([{"role": "user", "content": text}]) if templated else llm.encode(text)
 
@@ -119,7 +119,7 @@ def _print_json(llm: LLM, tokens: list[int], params: SamplingParams, plan: Plan)
 
 
 def _print_text(llm: LLM, tokens: list[int], params: SamplingParams, *, verbose: bool) -> None:
-    """Print the text as it comes, or several texts one after the other; all else goes to standard error."""
+    """Stream one text to standard output, or print several; everything else goes to standard error."""
     if params.n == 1 and params.prompt_logprobs is None:
         choices, told = [_stream(llm, tokens, params)], []
     else:
@@ -147,7 +147,7 @@ def _print_figures(
     for choice in choices:
         stats.merge(choice.speculation)
     if figures.wants_plain_rounds(stats, seconds):
-        with suppress(KeyboardInterrupt):  # the text is there; only a figure would be missing
+        with suppress(KeyboardInterrupt):  # the text is complete; only the speedup would be missing
             plain = figures.plain_costs(llm, tokens, choices[0], params)
     for line in figures.lines(llm, stats, seconds, plain, verbose=verbose):
         output.tell(line, style="dim")
@@ -166,21 +166,21 @@ def _stream(llm: LLM, tokens: list[int], params: SamplingParams) -> Choice:
 
 
 def _check(choice: Choice) -> None:
-    """Raise what ended a text.
+    """Raise the error that ended a text, if any.
 
     Raises:
-        NumericsError: the model's logits are not numbers.
+        NumericsError: the text ended with an error.
     """
     if choice.error is not None:
         raise NumericsError(choice.error)
 
 
 def _table(llm: LLM, told: Sequence[Any]) -> Any:
-    """Tokens with their log-probabilities, and the likeliest beside each."""
+    """Tokens with their log-probabilities, and the most probable alternatives."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table("token", "log-probability", "likeliest there", box=SIMPLE_HEAD)
+    table = Table("token", "log-probability", "most probable", box=SIMPLE_HEAD)
     for token in told:
         if token is not None:
             best = ", ".join(f"{figures.token_text(other, llm.tokenizer)!r} {value:.2f}" for other, value in token.top)

@@ -1,4 +1,4 @@
-"""How ``--help`` looks: options in groups, each on one line where the terminal is wide enough."""
+"""How ``--help`` looks: options in groups, the common ones first; ``--help all`` adds the rest."""
 
 from __future__ import annotations
 
@@ -14,25 +14,49 @@ if TYPE_CHECKING:
 
 _NAMES: Final = 27
 _MOST: Final = 40
-"""Columns for an option's names and its value: so many where that is enough, and never more."""
+"""Least and most columns for an option's names and its value."""
 _ENDLESS: Final = 10_000
-"""A width at which no meaning is broken into lines."""
+"""A width at which no text wraps."""
 
 MODEL: Final = Group("Model", sort_key=1)
 SAMPLING: Final = Group("Sampling", sort_key=2)
-SPECULATION: Final = Group("Speculation", help="methods, their options, and rules: outrider info --methods", sort_key=3)
+SPECULATION: Final = Group("Speculation", help="options of each method: outrider info --methods", sort_key=3)
 OUTPUT: Final = Group("Output", sort_key=4)
+TRAINING: Final = Group("Training", sort_key=5)
 """The groups of options that subcommands share, in the order of the help."""
-_FIRST: Final = ("--algorithm", "--draft-model", "--draft-tokens", "--verifier")
-"""What a group begins with, where it has it; everything else keeps the order of its definition."""
+MORE_MODEL: Final = Group("More model options", sort_key=11)
+MORE_SAMPLING: Final = Group("More sampling options", sort_key=12)
+MORE_SPECULATION: Final = Group("More speculation options", sort_key=13)
+DATA: Final = Group("Texts and their hidden rows", sort_key=14)
+SYNTHESIS: Final = Group("Prompts that the model makes", sort_key=15)
+ANSWERS: Final = Group("Answers of the model", sort_key=16)
+METHODS: Final = Group("Options of single methods", sort_key=17)
+"""Groups that only ``--help all`` shows; they come last."""
+_HIDDEN: Final = frozenset(
+    group.name for group in (MORE_MODEL, MORE_SAMPLING, MORE_SPECULATION, DATA, SYNTHESIS, ANSWERS, METHODS)
+)
+_FIRST: Final = ("--algorithm", "--draft-model", "--draft-tokens")
+"""Options that come first in their group; the others keep the order of their definition."""
 
 
 class OneScreen:
-    """Prints groups of options without frames; of several spellings the first is shown, and a short one."""
+    """Prints groups of options without frames; an option shows its first long spelling and its short one.
+
+    Args:
+        all_options: print the rarely used groups too.
+    """
+
+    def __init__(self, *, all_options: bool = False) -> None:
+        self._all, self._told = all_options, False
 
     def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
-        """Print one group."""
+        """Print one group; in place of the rarely used ones, how to see them."""
         if not panel.entries:
+            return
+        if panel.title in _HIDDEN and not self._all:
+            if not self._told:
+                console.print(Text("More options: --help all", style="dim"))
+            self._told = True
             return
         longest = max(len(_names(entry)) for entry in panel.entries)
         table = Table.grid(padding=(0, 2, 0, 0))
@@ -46,18 +70,18 @@ class OneScreen:
         console.print(table)
 
     def render_usage(self, console: Console, options: ConsoleOptions, usage: Any) -> None:
-        """Print how the command is called."""
+        """Print the usage line."""
         if usage:
             console.print(Text(f"Usage: {str(usage).strip().removeprefix('Usage: ')}"))
 
     def render_description(self, console: Console, options: ConsoleOptions, description: Any) -> None:
-        """Print what the command does."""
+        """Print the command's description."""
         if description:
             console.print(description)
 
 
 def _plain(text: Any, console: Console, options: ConsoleOptions) -> str:
-    """What a text says, on one line."""
+    """A text on one line, without markup."""
     return "".join(part.text for part in console.render(text, options.update(width=_ENDLESS))).strip()
 
 
@@ -66,7 +90,7 @@ def _place(entry: HelpEntry) -> int:
 
 
 def _names(entry: HelpEntry) -> str:
-    """How an option is given: ``-m, --model NAME``; a switch with its opposite is ``--[no-]switch``."""
+    """An option's names and value, as ``-m, --model NAME``; a switch with its opposite is ``--[no-]switch``."""
     if entry.positional_label:
         return f"  {entry.positional_label}"
     first, *_ = entry.positive_names or entry.positive_shorts
@@ -78,7 +102,7 @@ def _names(entry: HelpEntry) -> str:
 
 
 def _meaning(entry: HelpEntry, meaning: str) -> Text:
-    """What an option does, and its default in brackets."""
+    """An option's help, and its default in brackets."""
     text = Text(meaning)
     if entry.choices:
         text.append(f" {'|'.join(entry.choices)}")

@@ -1,4 +1,4 @@
-"""``outrider info``: versions and hardware at once; drafting methods with their options, and acceptance rules."""
+"""``outrider info``: versions and hardware; drafting methods with their options, and acceptance rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _NVIDIA: Final = Path("/proc/driver/nvidia/gpus")
 _NAMES: Final = 11
-"""Columns for the names of facts."""
+"""Width of the name column."""
 _PATIENCE_S: Final = 5.0
 
 
@@ -30,11 +30,11 @@ def info(
     methods: Annotated[bool, Parameter(negative="")] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
-    """Show versions and hardware; with --methods drafting methods, their options, and acceptance rules.
+    """Show versions and hardware; --methods lists drafting methods and acceptance rules.
 
     Args:
-        methods: show drafting methods with their options, and what each acceptance rule is exact for.
-        as_json: print everything as one JSON object.
+        methods: List the drafting methods, their options, and the acceptance rules.
+        as_json: Print everything as one JSON object.
     """
     if as_json:
         output.write_json({"machine": facts(), "models_folder": str(models_folder())} | _methods())
@@ -46,7 +46,7 @@ def info(
 
 
 def _show_machine(console: Console) -> None:
-    """Nine lines of 80 columns at most, for which neither torch nor transformers is imported."""
+    """Print the machine's facts without importing torch or transformers."""
     machine = quick_facts()
     packages = machine["versions"] | {"python": machine["python"]}
     versions = [f"{package} {version}" for package, version in packages.items()]
@@ -62,13 +62,13 @@ def _show_machine(console: Console) -> None:
         ("memory", "unknown" if memory is None else f"{memory / 2**30:.1f} GiB"),
         ("backends", "hf" if cpu is None else "native, hf"),
         ("models in", f"{models_folder()} (outrider models lists them)"),
-        ("methods", "outrider info --methods lists them, their options, and rules"),
+        ("methods", "outrider info --methods lists them, with options and acceptance rules"),
     ):
         output.tell(f"{name:<{_NAMES}}{value}", indent=_NAMES, console=console)
 
 
 def _gpus() -> list[str]:
-    """Names of NVIDIA's GPUs as the driver has them; whether torch can use them is the build's matter."""
+    """NVIDIA GPUs that the driver reports; torch may be built without CUDA all the same."""
     found = []
     for file in sorted(_NVIDIA.glob("*/information")):
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()

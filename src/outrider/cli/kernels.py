@@ -1,4 +1,4 @@
-"""``outrider bench kernels``: what the CPU kernels cost on this machine."""
+"""``outrider bench kernels``: time the CPU kernels on this machine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.table import Table
 
 from outrider.cli import output
 from outrider.cli.help import MODEL, OUTPUT
+from outrider.cli.numbers import WHOLE, WHOLE_OR_NONE
 from outrider.errors import ConfigError
 
 _SHOWN: Final = ("1", "2", "4", "8", "12", "16", "32", "64")
@@ -22,28 +23,27 @@ def kernels(
     *,
     model: Annotated[str | None, Parameter(alias="-m", metavar="NAME", group=MODEL)] = None,
     quantization: Annotated[str, Parameter(metavar="NAME", group=MODEL)] = "none",
-    threads: Annotated[int | None, Parameter(metavar="N", group=MODEL)] = None,
+    threads: Annotated[int | None, WHOLE_OR_NONE, Parameter(group=MODEL)] = None,
     kernels: Annotated[str | None, Parameter(metavar="NAME", group=MODEL)] = None,
-    repeat: Annotated[int, Parameter(metavar="N", group=OUTPUT)] = 7,
+    repeat: Annotated[int, WHOLE, Parameter(group=OUTPUT)] = 7,
     skip_kernels: Annotated[bool, Parameter(negative="", group=OUTPUT)] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="", group=OUTPUT)] = False,
 ) -> int:
-    """Time each kernel and a whole model pass against the memory bandwidth measured in the same run.
+    """Time the CPU kernels and a model's forward passes, and compare both with the memory bandwidth.
 
     Args:
-        model: Its passes are timed; else the kernels alone.
-        quantization: Of its weights: none, w8 or w4.
-        threads: CPU threads; else one per physical core.
-        kernels: CPU instruction set: see outrider info.
-        repeat: Samples behind each median.
-        skip_kernels: Do not time each kind of layer by itself.
-        as_json: Print one JSON object as the last line.
+        model: Model to time; default: kernels only.
+        quantization: Quantize its weights: none, w8 or w4.
+        threads: CPU threads; default: one per physical core.
+        kernels: CPU instruction set; outrider info lists them.
+        repeat: Samples per median.
+        skip_kernels: Time the model only, not single layers.
+        as_json: Print one JSON object on the last line.
     """
     from outrider.bench.kernels import KINDS, measure
     from outrider.kernels.native import set_threads, use_kernels
     from outrider.models.backends import LoadOptions, load_model
     from outrider.models.loading import find
-    from outrider.models.native.model import NativeModel
 
     if repeat < 1:
         raise ConfigError(f"--repeat must be at least 1, not {repeat}")
@@ -54,7 +54,6 @@ def kernels(
     options = LoadOptions(backend="native", quantization=quantization)
     served = load_model(model, options)[0] if model is not None else None
     name = "" if model is None else find(model)[1]
-    assert served is None or isinstance(served, NativeModel)
     console = output.side()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("measuring", total=(0 if skip_kernels else len(KINDS) + 1) + (repeat if served else 0))

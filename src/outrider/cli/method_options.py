@@ -10,8 +10,10 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar, cast, get_origin,
 from cyclopts import Parameter
 
 from outrider.cli.help import SPECULATION
+from outrider.cli.numbers import whole_number
 from outrider.drafters.base import DrafterConfig, config_class, methods
 from outrider.errors import ConfigError
+from outrider.options import Role
 
 T = TypeVar("T")
 
@@ -45,11 +47,17 @@ class Option(NamedTuple):
     default: Any
     low: float | None
     high: float | None
+    role: Role | None
 
     @property
     def shown(self) -> str:
         """The flag as it is shown."""
         return spellings(self.flag)[0]
+
+    @property
+    def names_drafter(self) -> bool:
+        """Whether it names what drafts: a draft model or a trained head."""
+        return self.role is not None and self.role.names_drafter
 
     @property
     def several(self) -> bool:
@@ -101,6 +109,7 @@ def options_of(config: type[DrafterConfig]) -> list[Option]:
             default=item.default,
             low=item.metadata["low"],
             high=item.metadata["high"],
+            role=item.metadata["role"],
         )
         for item in dataclasses.fields(config)  # type: ignore[arg-type]
         if "flag" in item.metadata
@@ -129,6 +138,7 @@ def with_method_options(base: type[T]) -> type[T]:
             name=spellings(flag),
             help=text,
             metavar=metavar,
+            converter=whole_number if kind is int else None,
             negative="",
             show=flag in SHARED,
             group=SPECULATION,

@@ -1,4 +1,4 @@
-"""``outrider models``: list the models that can be called by name."""
+"""``outrider models``: list the models that you can name."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from outrider.models.files.gguf import read_gguf
 from outrider.models.files.models_folder import models_folder, named_models
 
 _ENDLESS: Final = 10_000
-"""A width that no table has."""
+"""A width at which no table wraps."""
 
 
 def models(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
-    """List the models in the models folder and in the Hugging Face cache; only headers are read.
+    """List the models in the models folder and in the Hugging Face cache.
 
     Args:
-        as_json: print one JSON object instead of a table.
+        as_json: Print one JSON object instead of a table.
     """
     found = [*_from_folder(), *_from_hub_cache()]
     if as_json:
@@ -34,13 +34,13 @@ def models(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = 
         return 0
     console = output.screen()
     if not found:
-        console.print(f"no models yet: {models_folder()} holds none; put a .gguf file or a model's folder there")
+        console.print(f"no models yet; put a .gguf file or a model folder into {models_folder()}")
         return 0
     table = _table(found)
     if console.measure(table, options=console.options.update(width=_ENDLESS)).minimum <= console.width:
         console.print(table)
         return 0
-    for each in found:  # a name that is cut could not be called
+    for each in found:  # a shortened name could not be used
         name, kind, parameters, size, context, source = _row(each)
         console.print(name)
         facts = f"  {kind}, {parameters} parameters, {size}, context {context}, {source}"
@@ -60,7 +60,7 @@ def _row(found: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _table(found: list[dict[str, Any]]) -> Table:
-    """One line each; what is wrong with a model may take several."""
+    """A table with one row per model; a problem may wrap."""
     table = Table(box=SIMPLE_HEAD)
     rows = [("name", "architecture", "parameters", "size", "context", "from"), *map(_row, found)]
     for heading, *values in zip(*rows, strict=True):
@@ -127,7 +127,7 @@ def _size(path: Path) -> int:
 
 
 def _short(value: float | None, step: int, units: tuple[str, ...]) -> str:
-    """A number with its unit, three digits or so."""
+    """A number with its unit, rounded to three digits."""
     if value is None:
         return "–"
     for unit in units[:-1]:

@@ -1,4 +1,4 @@
-"""Flags that subcommands share: the model and how it is run, what is kept, and how to speculate."""
+"""Flags that subcommands share: the model, the KV cache, and how to speculate."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from cyclopts import Parameter
 from outrider.cli import help as groups
 from outrider.cli import output
 from outrider.cli.method_options import Option, all_options, options_of, spellings, with_method_options
+from outrider.cli.numbers import WHOLE_OR_NONE
 from outrider.config import CacheConfig, Speculation
 from outrider.drafters.base import (
     AUTOMATIC,
     AUTOMATICALLY,
-    MODELS_FLAG,
     DrafterConfig,
     automatic_config,
     changed,
     make_config,
-    named_models,
 )
 from outrider.errors import ConfigError
 from outrider.kernels.native import set_threads, use_kernels
+from outrider.options import drafters_named
 from outrider.verify import Verifier, check_exact, make_verifier, registered, rule_label
 
 if TYPE_CHECKING:
@@ -51,34 +51,34 @@ __all__ = [
 @Parameter(name="*", group=groups.MODEL)
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags:
-    """Which model, and how it is run."""
+    """Which model, and how to run it."""
 
     model: Annotated[str, Parameter(alias="-m", metavar="NAME")]
-    """Folder, hub id, .gguf file or name."""
+    """Folder, .gguf file, hub id or name."""
     backend: Annotated[str, Parameter(metavar="NAME")] = "auto"
-    """native, hf, or auto: the best of them."""
+    """native (our CPU kernels) or hf (transformers)."""
     device: Annotated[str, Parameter(metavar="NAME")] = "auto"
-    """auto, cpu or cuda."""
-    dtype: Annotated[str, Parameter(metavar="NAME")] = "auto"
-    """On hf: float32, bfloat16, float16."""
-    quantization: Annotated[str, Parameter(metavar="NAME")] = "none"
-    """Of native's weights: none, w8 or w4."""
+    """cpu, cuda or auto."""
+    context_length: Annotated[int | None, WHOLE_OR_NONE] = None
+    """Context size; default: the model's own."""
+    threads: Annotated[int | None, WHOLE_OR_NONE] = None
+    """CPU threads; default: one per physical core."""
+    dtype: Annotated[str, Parameter(metavar="NAME", group=groups.MORE_MODEL)] = "auto"
+    """float32, bfloat16 or float16; hf only."""
+    quantization: Annotated[str, Parameter(metavar="NAME", group=groups.MORE_MODEL)] = "none"
+    """Quantize weights: none, w8, w4; native only."""
+    kernels: Annotated[str | None, Parameter(metavar="NAME", group=groups.MORE_MODEL)] = None
+    """CPU instruction set; outrider info lists them."""
     speculative_draft_quantization: Annotated[
-        str, Parameter(name=spellings("speculative-draft-quantization"), metavar="NAME", group=groups.SPECULATION)
+        str, Parameter(name=spellings("speculative-draft-quantization"), metavar="NAME", group=groups.MORE_SPECULATION)
     ] = "auto"
-    """Of draft models: none, w8, w4; auto is w4."""
-    context_length: Annotated[int | None, Parameter(metavar="N")] = None
-    """Most tokens in all; else the model's limit."""
-    threads: Annotated[int | None, Parameter(metavar="N")] = None
-    """CPU threads; else one per physical core."""
-    kernels: Annotated[str | None, Parameter(metavar="NAME")] = None
-    """CPU instruction set: see outrider info."""
+    """Quantize draft models: none, w8, w4 (auto)."""
 
     def use_threads(self) -> None:
-        """Set the thread count and the CPU kernels where they were asked for.
+        """Set the thread count and the CPU kernels, if given.
 
         Raises:
-            ConfigError: there may not be so many threads, or this CPU has no such kernels.
+            ConfigError: too many threads, or kernels that this CPU does not have.
         """
         if self.kernels is not None:
             use_kernels(self.kernels)
@@ -87,8 +87,8 @@ class ModelFlags:
             torch.set_num_threads(self.threads)
 
     def load(self, plan: Plan, cache: CacheFlags) -> LLM:
-        """Load the model with a way to speculate, and room for keys and values."""
-        from outrider.llm import LLM  # takes seconds, which --help and bad flags need not wait for
+        """Load the model, its drafter and its KV cache."""
+        from outrider.llm import LLM  # takes seconds; --help and bad flags should answer at once
 
         self.use_threads()
         with output.waiting(f"loading {self.model}"):
@@ -106,8 +106,8 @@ class ModelFlags:
 
     @property
     def options(self) -> LoadOptions:
-        """The same as options of :func:`outrider.models.backends.load_model`."""
-        from outrider.models.backends import LoadOptions  # likewise
+        """These flags as options of :func:`outrider.models.backends.load_model`."""
+        from outrider.models.backends import LoadOptions  # takes seconds, too
 
         return LoadOptions(
             backend=self.backend,
@@ -119,44 +119,44 @@ class ModelFlags:
         )
 
 
-@Parameter(name="*", group=groups.MODEL)
+@Parameter(name="*", group=groups.MORE_MODEL)
 @dataclass(frozen=True, kw_only=True)
 class CacheFlags:
-    """What is kept between requests."""
+    """Options of the KV cache."""
 
     prefix_cache: bool | None = None
-    """Reuse equal beginnings; by default on native."""
+    """Reuse shared prefixes; default: on with native."""
 
     @property
     def config(self) -> CacheConfig:
-        """The same for the library."""
+        """These flags as the library's config."""
         return CacheConfig(prefix_cache=self.prefix_cache)
 
 
 RULES: Final = ", ".join(rule_label(name, lossless=rule.lossless) for name, rule in registered().items())
-"""Every acceptance rule, for the help."""
+"""All acceptance rules, for the help."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A checked way to speculate."""
+    """A checked choice of method, options and acceptance rule."""
 
     config: DrafterConfig
     verifier: Verifier
 
     @property
     def speculation(self) -> Speculation:
-        """The same for the library."""
+        """The plan as the library's config."""
         return Speculation(self.config, self.verifier.name)
 
     @property
     def names(self) -> dict[str, str]:
-        """What it is called."""
+        """The names of method and rule, for output."""
         return {"algorithm": self.config.method, "verifier": self.verifier.name}
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The names, and whether the output keeps the target's law."""
+        """The names, and whether the rule is lossless."""
         return self.names | {"lossless": self.verifier.lossless}
 
 
@@ -166,41 +166,44 @@ class Plan:
 class MethodFlags:
     """The acceptance rule, and the options of every method."""
 
-    verifier: Annotated[str, Parameter(metavar="NAME", help="Acceptance rule.")] = "coupled"
+    verifier: Annotated[
+        str,
+        Parameter(metavar="NAME", group=groups.MORE_SPECULATION, help="Acceptance rule; outrider info --methods."),
+    ] = "coupled"
 
     def given(self) -> dict[str, Any]:
-        """The method options that were given, by flag."""
+        """The method options on the command line, by flag."""
         values = {flag: getattr(self, flag.replace("-", "_")) for flag in all_options()}
         return {flag: value for flag, value in values.items() if value is not None}
 
     @property
     def draft_models(self) -> list[str]:
-        """The draft models that were named."""
-        return list(self.given().get(MODELS_FLAG, []))
+        """The draft models on the command line."""
+        return [name for flag, names in self.given().items() if all_options()[flag][0].names_drafter for name in names]
 
     def check_used(self, configs: Sequence[DrafterConfig]) -> None:
-        """Refuse an option that none of the methods has: it was meant for something else.
+        """Refuse an option that none of the methods has.
 
         Raises:
-            ConfigError: naming the flag and the methods.
+            ConfigError: there is one; the message names the flag and the methods.
         """
         known = {option.flag for config in configs for option in options_of(type(config))}
         for flag in self.given().keys() - known:
             names = ", ".join(config.method for config in configs)
-            raise ConfigError(f"{spellings(flag)[0]} is an option of none of: {names}")
+            raise ConfigError(f"{spellings(flag)[0]} is not an option of any method here ({names}); leave it out")
 
     def plan(self, algorithm: str, model: str | None = None, *, ignore_foreign: bool = False) -> Plan:
-        """The way to speculate that these flags and an algorithm's name describe.
+        """Choose and check a method, its options and the acceptance rule.
 
         Args:
             algorithm: a method's name or ``auto``; case, dashes and underscores do not matter.
-            model: the target, beside which ``auto`` looks for a head where no draft model is named; None looks nowhere,
-                and lets a method that needs a draft model wait for one.
-            ignore_foreign: leave out options the method does not have, as a run of several methods must.
+            model: the target; without a named draft model, ``auto`` looks for a head beside it.  None skips that
+                search and does not require a draft model yet.
+            ignore_foreign: skip options that the method does not have; for runs of several methods.
 
         Raises:
-            ConfigError: an unknown name, an option the method does not have, a value out of bounds, or no draft model
-                where one is needed.
+            ConfigError: an unknown name, an option that the method does not have, a value out of bounds, or a missing
+                draft model.
         """
         given = self.given()
         config = chosen_config(algorithm, self.draft_models, lambda: _beside(model) if model else ())
@@ -212,8 +215,9 @@ class MethodFlags:
             raise ConfigError(f"{spellings(foreign[0])[0]} is not an option of {named.rstrip(',')}; it has: {has}")
         values = {known[flag].field: known[flag].value(value) for flag, value in given.items() if flag in known}
         config, rule = changed(config, values), make_verifier(self.verifier)
-        if model is not None and MODELS_FLAG in known and not named_models(config):
-            raise ConfigError(f"{config.method} needs a model or head; name it with {known[MODELS_FLAG].shown}")
+        place = next((option for option in known.values() if option.names_drafter), None)
+        if model is not None and place is not None and not drafters_named(config):
+            raise ConfigError(f"{config.method} needs a draft model or head; name it with {place.shown}")
         check_exact(rule, config.method, config.needs)
         return Plan(config, rule)
 
@@ -229,17 +233,17 @@ class SpeculationFlags(MethodFlags):
         Parameter(
             name=spellings("speculative-algorithm"),
             metavar="NAME",
-            help="Drafting method.",
+            help="Drafting method; none is plain decoding.",
         ),
     ] = AUTOMATIC
 
     def chosen(self, model: str | None = None) -> Plan:
-        """The way to speculate that the flags describe; see :meth:`MethodFlags.plan` for arguments and errors."""
+        """Choose and check the method that the flags name; arguments and errors are those of :meth:`plan`."""
         return self.plan(self.speculative_algorithm, model)
 
 
 def _beside(model: str) -> Sequence[str]:
-    from outrider.models.loading import heads_beside  # takes seconds, which --help and bad flags need not wait for
+    from outrider.models.loading import heads_beside  # takes seconds, too
 
     return heads_beside(model)
 
@@ -253,12 +257,12 @@ SPECULATION: Final = SpeculationFlags()
 def chosen_config(
     algorithm: str, draft_models: Sequence[str], beside: Callable[[], Sequence[str]] = tuple
 ) -> DrafterConfig:
-    """The config a name stands for, its options at their defaults.
+    """The config of a method, with default options.
 
     Args:
         algorithm: a method's name or ``auto``; case, dashes and underscores do not matter.
-        draft_models: what ``auto`` chooses by.
-        beside: asked for heads beside the target where ``auto`` has nothing to choose by.
+        draft_models: draft models or heads; ``auto`` chooses the method that fits them.
+        beside: gives the heads beside the target; called if ``auto`` has no draft models.
 
     Raises:
         ConfigError: an unknown name.

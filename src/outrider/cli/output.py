@@ -32,18 +32,18 @@ def screen() -> Console:
 
 
 def side() -> Console:
-    """The console of standard error, for what is not the result."""
+    """The console of standard error, for everything but the result."""
     return _console(stderr=True)
 
 
 def tell(text: str, *, style: str = "", indent: int = 0, console: Console | None = None) -> None:
-    """Print a line for a person; a terminal too narrow for it gets several, broken between words.
+    """Print a line; on a terminal, wrap it between words.
 
     Args:
         text: the line.
-        style: how it looks.
-        indent: columns before every line but the first.
-        console: where to; by default to standard error.
+        style: rich's style.
+        indent: spaces before every line but the first.
+        console: where to print; None is standard error.
     """
     place = side() if console is None else console
     if place.is_terminal:
@@ -52,17 +52,17 @@ def tell(text: str, *, style: str = "", indent: int = 0, console: Console | None
 
 
 class _Console(Console):
-    """A console whose reader may leave: whoever runs the command is told, as for any other write."""
+    """A console that raises ``BrokenPipeError`` like any other write."""
 
     def on_broken_pipe(self) -> None:
-        """Go on raising what was raised."""
+        """Raise it again."""
         raise
 
 
 def _console(*, stderr: bool) -> Console:
     console = _Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
     if not console.is_terminal:
-        console.width = _FILE_WIDTH  # a file has no edge that tables must fit into
+        console.width = _FILE_WIDTH  # tables in a file need not fit a screen
     return console
 
 
@@ -73,24 +73,24 @@ def write_json(value: Any) -> None:
 
 
 def check_writable(*files: Path | None) -> None:
-    """Find out before the work, not after it, that a result has nowhere to go.
+    """Check before the work that results can be written.
 
     Raises:
-        ConfigError: naming the file, and the folder that is missing or what is in the way.
+        ConfigError: a file cannot be written; the message says why.
     """
     for file in files:
         if file is None or file == Path("-"):
             continue
         if str(file).startswith("-"):
-            raise ConfigError(f"{file} is no file for a result but looks like an option; write ./{file} if it is one")
+            raise ConfigError(f"{file} looks like an option, not like a file; write ./{file} for a file of this name")
         if not file.absolute().parent.is_dir():
-            raise ConfigError(f"{file} cannot be written: there is no folder {file.parent}")
+            raise ConfigError(f"{file} cannot be written: the folder {file.parent} does not exist")
         if file.is_dir() or not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
-            raise ConfigError(f"{file} cannot be written: it is a folder, or not yours to write")
+            raise ConfigError(f"{file} cannot be written: it is a folder, or you lack permission")
 
 
 def write_result(result: dict[str, Any], file: Path | None) -> None:
-    """Write a bench's result to a file; to standard output, ``-``, all but the single runs goes as one line.
+    """Write a bench's result to a file; ``-`` prints it without the single runs, on one line.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -115,7 +115,11 @@ def write_text(file: Path, text: str) -> None:
 
 @contextmanager
 def progress(title: str) -> Iterator[tuple[Callable[[int], None], Callable[[], None]]]:
-    """A progress bar where a terminal shows it: what tells it how many steps there are, and what counts one."""
+    """A progress bar on a terminal.
+
+    Returns:
+        Two functions: one sets the number of steps, the other counts one step.
+    """
     from rich.progress import Progress
 
     console = side()
@@ -125,13 +129,13 @@ def progress(title: str) -> Iterator[tuple[Callable[[int], None], Callable[[], N
 
 
 def waiting(what: str) -> AbstractContextManager[object]:
-    """A spinner, where a terminal shows it, for as long as something takes."""
+    """A spinner on a terminal while something takes time."""
     console = side()
     return console.status(f"{what} …") if console.is_terminal else nullcontext()
 
 
 def finite(value: Any) -> Any:
-    """The same with None for numbers JSON does not have."""
+    """Replace NaN and infinities, which JSON does not have, by None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -142,14 +146,14 @@ def finite(value: Any) -> Any:
 
 
 class Shades:
-    """Tells which part of a streamed text came from accepted drafts.
+    """Splits a streamed text into accepted drafts and other tokens.
 
-    The chunks' own text is what counts: it ends where a stop string begins and holds back what may become one.  The
-    tokens are decoded once more beside it, only to know which token each character belongs to.
+    The text is the chunks' own, which stops before a stop string.  The tokens are decoded again only to find out which
+    token each character belongs to.
 
     Args:
-        tokenizer: makes the text.
-        skip_special_tokens: as the request was told.
+        tokenizer: decodes the tokens.
+        skip_special_tokens: as in the request.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -157,7 +161,7 @@ class Shades:
         self._waiting: list[tuple[str, bool]] = []
 
     def split(self, chunk: Chunk) -> Iterator[tuple[str, bool]]:
-        """The chunk's text in pieces, each with whether a draft brought it."""
+        """The chunk's text in pieces, each with whether it was an accepted draft."""
         self._waiting += [
             (self._stream.push(token), place < chunk.drafted) for place, token in enumerate(chunk.token_ids)
         ]

@@ -1,4 +1,4 @@
-"""Flags of how tokens are chosen: every field of the sampling parameters that a command line can hold."""
+"""Sampling flags: every sampling parameter that a command line can express."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from outrider.cli.help import SAMPLING
+from outrider.cli.help import MORE_SAMPLING, SAMPLING
+from outrider.cli.numbers import WHOLE, WHOLE_OR_NONE
 from outrider.errors import ConfigError
 from outrider.sampling.params import SamplingParams
 
 _IDS: Final = re.compile(r"\s*\d+\s*(,\s*\d+\s*)*,?\s*", re.ASCII)
-_N: Final = Parameter(metavar="N")
 _FRACTION: Final = Parameter(metavar="P")
 _NUMBER: Final = Parameter(metavar="X")
+_MORE: Final = Parameter(group=MORE_SAMPLING)
+_MANY: Final = Parameter(group=MORE_SAMPLING, negative="")
 
 
 @Parameter(name="*", group=SAMPLING)
@@ -25,46 +27,46 @@ _NUMBER: Final = Parameter(metavar="X")
 class SamplingFlags:
     """How tokens are chosen."""
 
+    max_tokens: Annotated[int | None, WHOLE_OR_NONE] = None
+    """Maximum tokens per answer; default: no limit."""
     temperature: Annotated[float, _NUMBER] = 0.0
-    """Divides the logits; 0 is greedy."""
+    """Randomness: 0 is greedy, 1 the model's own."""
     top_p: Annotated[float, _FRACTION] = 1.0
-    """Keep the likeliest tokens up to this mass."""
-    top_k: Annotated[int, _N] = 0
-    """Keep the k likeliest tokens; 0 keeps all."""
-    min_p: Annotated[float, _FRACTION] = 0.0
-    """Drop what is below this share of the likeliest."""
-    repetition_penalty: Annotated[float, _NUMBER] = 1.0
-    """Weakens tokens of prompt and output."""
-    presence_penalty: Annotated[float, _NUMBER] = 0.0
-    """Weakens tokens the output holds."""
-    frequency_penalty: Annotated[float, _NUMBER] = 0.0
-    """The same, once for each time."""
-    logit_bias: Annotated[list[str], Parameter(negative="", metavar="ID=X")] = field(default_factory=list)
-    """Add X to a token's logit; repeatable."""
-    allowed_token_ids: Annotated[str | None, Parameter(metavar="IDS")] = None
-    """Only these tokens, separated by commas."""
-    bad_words: Annotated[list[str], Parameter(negative="", metavar="WORD")] = field(default_factory=list)
-    """Never this word, or token ids 1,2; repeatable."""
-    seed: Annotated[int | None, _N] = None
-    """Makes sampled text reproducible."""
-    max_tokens: Annotated[int | None, _N] = None
-    """Most tokens of an answer; else there is no limit."""
-    min_tokens: Annotated[int, _N] = 0
-    """No end before so many tokens."""
+    """Nucleus sampling: keep this much probability."""
+    top_k: Annotated[int, WHOLE] = 0
+    """Keep the K most probable tokens; 0 is off."""
+    seed: Annotated[int | None, WHOLE_OR_NONE] = None
+    """Same seed, same text; default: a random one."""
     stop: Annotated[list[str], Parameter(negative="", metavar="TEXT")] = field(default_factory=list)
-    """Text that ends the output; repeatable."""
-    stop_token_ids: Annotated[str, Parameter(metavar="IDS")] = ""
-    """Tokens that end it, separated by commas."""
-    ignore_eos: Annotated[bool, Parameter(negative="")] = False
-    """Go on past the model's own end."""
-    show_special_tokens: Annotated[bool, Parameter(negative="")] = False
-    """Leave special tokens in the text."""
+    """Stop at this text; repeatable."""
+    min_p: Annotated[float, _FRACTION, _MORE] = 0.0
+    """Drop tokens below P × the best probability."""
+    repetition_penalty: Annotated[float, _NUMBER, _MORE] = 1.0
+    """Above 1 discourages repeated tokens."""
+    presence_penalty: Annotated[float, _NUMBER, _MORE] = 0.0
+    """Subtract X from tokens in the output."""
+    frequency_penalty: Annotated[float, _NUMBER, _MORE] = 0.0
+    """The same, once for each occurrence."""
+    logit_bias: Annotated[list[str], _MANY, Parameter(metavar="ID=X")] = field(default_factory=list)
+    """Add X to the logit of token ID; repeatable."""
+    allowed_token_ids: Annotated[str | None, Parameter(metavar="IDS"), _MORE] = None
+    """Allow only these token ids, such as 5,42."""
+    bad_words: Annotated[list[str], _MANY, Parameter(metavar="WORD")] = field(default_factory=list)
+    """Never write this text or ids 1,2; repeatable."""
+    min_tokens: Annotated[int, WHOLE, _MORE] = 0
+    """Do not stop before N tokens."""
+    stop_token_ids: Annotated[str, Parameter(metavar="IDS"), _MORE] = ""
+    """Stop at these token ids, such as 5,42."""
+    ignore_eos: Annotated[bool, _MANY] = False
+    """Continue past the model's end-of-text token."""
+    show_special_tokens: Annotated[bool, _MANY] = False
+    """Keep special tokens in the text."""
 
     def params(self) -> SamplingParams:
-        """The same as sampling parameters.
+        """These flags as the library's sampling parameters.
 
         Raises:
-            ConfigError: a value out of range, or one that cannot be read.
+            ConfigError: a value is out of range or malformed.
         """
         known = {item.name for item in dataclasses.fields(SamplingParams)}
         values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name in known}
@@ -75,27 +77,27 @@ class SamplingFlags:
 @Parameter(name="*", group=SAMPLING)
 @dataclass(frozen=True, kw_only=True)
 class CompletionFlags(SamplingFlags):
-    """How tokens are chosen where one prompt is completed."""
+    """How the tokens of one completion are chosen."""
 
-    max_tokens: Annotated[int | None, _N] = 256
-    """Most tokens; none goes on to the end."""
-    n: Annotated[int, _N] = 1
-    """How many completions."""
-    logprobs: Annotated[int | None, _N] = None
-    """Tell log-probabilities, beside the N best."""
-    prompt_logprobs: Annotated[int | None, _N] = None
-    """The same for the prompt's tokens."""
+    max_tokens: Annotated[int | None, WHOLE_OR_NONE] = 256
+    """Maximum tokens; none fills the context."""
+    n: Annotated[int, WHOLE] = 1
+    """Number of completions."""
+    logprobs: Annotated[int | None, WHOLE_OR_NONE, _MORE] = None
+    """Print log-probabilities and the N best tokens."""
+    prompt_logprobs: Annotated[int | None, WHOLE_OR_NONE, _MORE] = None
+    """The same for the tokens of the prompt."""
 
 
 def _ids(flag: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise ConfigError(f"{flag} takes token ids separated by commas, not {text!r}") from None
+        raise ConfigError(f"{flag} takes token ids separated by commas, such as 5,42, not {text!r}") from None
 
 
 def _word(text: str) -> str | tuple[int, ...]:
-    """Token ids separated by commas, or a text, which the model's tokenizer reads."""
+    """Token ids separated by commas, or a text for the tokenizer."""
     return _ids("--bad-words", text) if _IDS.fullmatch(text) else text
 
 
@@ -117,4 +119,4 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "stop": tuple,
     "stop_token_ids": lambda text: _ids("--stop-token-ids", text),
 }
-"""How what a shell can hold becomes what the parameters hold."""
+"""How flags whose type differs from the parameter's are read."""

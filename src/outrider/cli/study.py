@@ -1,4 +1,4 @@
-"""``outrider study``: tabulate drafters' quality, acceptance and latency against the speedup they bring."""
+"""``outrider study``: compare drafters by quality, acceptance rate, latency and speedup."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class StudyFlags:
-    """Which drafters are studied, and how."""
+    """Which drafters to study, and how."""
 
-    draft: Annotated[list[str], Parameter(negative="")] = field(default_factory=list)
-    """A drafter, METHOD[:PATH[:OPTION=VALUE…]]: a method's name or auto, the folder or file of its draft model or head,
-    and options by their names; given once for each drafter."""
-    verifier: Annotated[str, Parameter(help=f"Acceptance rule of all of them: {RULES}.")] = "coupled"
+    draft: Annotated[list[str], Parameter(negative="", metavar="DRAFTER")] = field(default_factory=list)
+    """A drafter as METHOD[:PATH[:OPTION=VALUE…]]: the method or auto, its draft model or head, and its options. Repeat
+    it for each drafter."""
+    verifier: Annotated[str, Parameter(help=f"Acceptance rule of all drafters: {RULES}.")] = "coupled"
     temperature: float = 0.0
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     top_p: float = 1.0
-    """Keep the smallest set of most probable tokens whose mass reaches this; 1 keeps all."""
+    """Nucleus sampling; 1 is off."""
 
     def request(self, model: ModelFlags, work: WorkFlags) -> Request:
-        """What is to be measured, read and checked.
+        """The flags as a checked request.
 
         Raises:
             ConfigError: a drafter that cannot be read, or a value out of range.
@@ -49,22 +49,22 @@ def study(
     model: ModelFlags,
     work: WorkFlags = WORK,
     flags: StudyFlags = STUDY,
-    json_file: Annotated[Path | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
+    json_file: Annotated[Path | None, Parameter(name="--json", metavar="[FILE]")] = None,
     plot: Annotated[Path | None, Parameter(name="--output")] = None,
 ) -> int:
-    """Tabulate drafters' quality as language models, acceptance and latency against the speedup they bring.
+    """Compare drafters: quality as language models, acceptance rate, latency, and the speedup that each brings.
 
     Args:
-        model: which model, and how it is run.
-        work: what is run.
-        flags: which drafters are studied, and how.
-        json_file: write everything to this file; - prints all but the single runs as the last line instead.
-        plot: write a scatter plot, speedup against quality and against draft latency, to this SVG file.
+        model: which model, and how to run it.
+        work: what to run.
+        flags: which drafters to study, and how.
+        json_file: Write all results to this file; without a file, print a summary as JSON on the last line.
+        plot: Write a scatter plot of speedup against quality and draft latency to this SVG file.
     """
     output.check_writable(json_file, plot)
     request = flags.request(model, work)
     from outrider.study.plot import picture
-    from outrider.study.run import study as run  # takes seconds, which --help and bad flags need not wait for
+    from outrider.study.run import study as run  # takes seconds; --help and bad flags should answer at once
     from outrider.study.table import show
 
     with output.progress("studying") as (begin, advance):

@@ -1,4 +1,4 @@
-"""A person at a terminal: where lines are read, and how text that streams is broken between words."""
+"""The terminal of a chat: reads messages, and wraps streamed text between words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings
 
 _QUOTES: Final = '"""'
-"""What begins and ends a message of several lines."""
+"""Starts and ends a message of several lines."""
 _HISTORY: Final = Path(".cache") / "outrider" / "chat_history"
 _READABLE_BY_OWNER: Final = 0o600
 
@@ -28,27 +28,26 @@ class Reader(Protocol):
         """The next message; None at the end.
 
         Raises:
-            ConfigError: the input is no text.
+            ConfigError: standard input is not text.
         """
         ...
 
 
 def reader() -> Reader:
-    """What reads standard input: an editor with a history at a terminal, lines elsewhere.
+    """Choose a reader for standard input: an editor with history on a terminal, plain lines elsewhere.
 
     Raises:
         ConfigError: standard input is closed.
     """
     if sys.stdin is None:
-        raise ConfigError("standard input is closed, so there is nothing to answer")
+        raise ConfigError("standard input is closed; a chat needs a terminal, a pipe or a file")
     return Editor() if sys.stdin.isatty() and sys.stdout.isatty() else Lines()
 
 
 class Lines:
-    """Messages of one line each, from a pipe or a file; between lines of three quotes they may be longer."""
+    """Reads messages from a pipe or a file, one per line; triple quotes enclose longer ones."""
 
     def read(self) -> str | None:
-        """See :class:`Reader`."""
         try:
             text = sys.stdin.readline()
             while _is_open(text) and (more := sys.stdin.readline()):
@@ -59,7 +58,7 @@ class Lines:
 
 
 class Editor:
-    """Messages that are typed: with arrows, a history, pasted text as it is, and more lines where they are wanted."""
+    """Reads typed messages with line editing, history, and multi-line input."""
 
     def __init__(self) -> None:
         from prompt_toolkit import PromptSession
@@ -74,7 +73,7 @@ class Editor:
         )
 
     def read(self) -> str | None:
-        """See :class:`Reader`; Ctrl-C drops the line, for there is no answer to stop."""
+        """The next message; Ctrl-C discards the line and Ctrl-D ends the chat."""
         try:
             return _unquoted(self._session.prompt("> "))
         except KeyboardInterrupt:
@@ -84,7 +83,7 @@ class Editor:
 
 
 def _history(file: Path) -> History:
-    """What was typed before; where the file cannot be written, in this conversation alone."""
+    """The history file; in memory if the file cannot be written."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     try:
@@ -109,7 +108,7 @@ def _keys() -> KeyBindings:
 
 
 def _is_open(text: str) -> bool:
-    """Whether a message that began with three quotes has not ended with three."""
+    """Whether triple quotes are open."""
     text = text.strip()
     return text.startswith(_QUOTES) and (len(text) < 2 * len(_QUOTES) or not text.endswith(_QUOTES))
 
@@ -120,10 +119,10 @@ def _unquoted(text: str) -> str:
 
 
 class Wrap:
-    """Breaks a text that streams between words; a word is held back until its end is there.
+    """Wraps streamed text between words; it holds back a word until the word is complete.
 
     Args:
-        width: asked for the columns of the terminal, which may change.
+        width: gives the terminal's width, which may change.
     """
 
     def __init__(self, width: Callable[[], int]) -> None:
@@ -139,10 +138,10 @@ class Wrap:
 
         Args:
             text: any piece.
-            marked: handed on with every part of it.
+            marked: passed on with every part of it.
 
         Returns:
-            What can be shown by now, in pieces.
+            The pieces that can be shown now.
         """
         for character in text:
             if character == "\n":
@@ -154,18 +153,18 @@ class Wrap:
                 self._gap += character
             else:
                 cells = cell_len(character)
-                if cells > 1:  # scripts that are written without spaces may break anywhere
+                if cells > 1:  # wide scripts have no spaces and may wrap anywhere
                     yield from self.flush()
                 self._word.append((character, marked))
                 self._cells += cells
                 if cells > 1:
                     yield from self.flush()
-                elif self._cells >= self._width():  # it fits no line: the terminal breaks it where it must
+                elif self._cells >= self._width():  # longer than a line: the terminal wraps it
                     yield from self.flush()
                     self._whole = False
 
     def flush(self) -> Iterator[tuple[str, bool]]:
-        """Show the word that was held back."""
+        """Show the held-back word."""
         whole, self._whole = self._whole, True
         if not self._word:
             return

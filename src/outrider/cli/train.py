@@ -1,4 +1,4 @@
-"""``outrider train``: make a drafter for your own model."""
+"""``outrider train``: train a drafter for your own model."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, ca
 from cyclopts import Parameter
 from rich.console import Console
 
+from outrider.cli import help as groups
 from outrider.cli import output
+from outrider.cli.numbers import WHOLE, whole_number
 from outrider.errors import ConfigError
+from outrider.train.data.prompt_store import PROMPTS
 from outrider.train.data.regenerate import AnswerConfig
 from outrider.train.data.synthesise import SynthesisConfig
-from outrider.train.data.synthetic import PROMPTS
-from outrider.train.gather import DataConfig
 from outrider.train.recipes.base import Recipe, recipe_class, trainable
 from outrider.train.settings import Settings
+from outrider.train.training_data import DataConfig
 
 if TYPE_CHECKING:
     from outrider.train.loop.workers import Workers
 
 T = TypeVar("T")
 _GROUPS: Final = {
-    "settings": "Training",
-    "data": "Texts and their hidden rows",
-    "synthesis": "Prompts that the model makes",
-    "answers": "Answers of the model",
+    "settings": groups.TRAINING,
+    "data": groups.DATA,
+    "synthesis": groups.SYNTHESIS,
+    "answers": groups.ANSWERS,
 }
-"""Headings of the help, by whose options stand under them."""
-_METHODS: Final = "Options of single methods"
+"""Groups of the help, by the owner of their options."""
 
 
 class _Flag(NamedTuple):
     """One flag, and the option it sets."""
 
     owner: str
-    """What has the option: a method, or a part of the training."""
+    """Who has the option: a method, or a part of the training."""
     field: str
     kind: Any
     help: str
@@ -50,7 +51,7 @@ class _Flag(NamedTuple):
 
 
 def _parts() -> dict[str, tuple[str, type]]:
-    """Everything that has options: its name, what its flags begin with, and its class."""
+    """Everything that has options: name, prefix of its flags, and class."""
     parts: dict[str, tuple[str, type]] = {
         "settings": ("", Settings),
         "data": ("", DataConfig),
@@ -75,18 +76,19 @@ def _flags() -> dict[str, list[_Flag]]:
 def _help(flags: list[_Flag]) -> str:
     texts: dict[str, list[str]] = {}
     for flag in flags:
-        owner = "default" if flag.owner in _GROUPS else flag.owner
-        texts.setdefault(flag.help, []).append(f"{owner}: {flag.default}" if flag.default != "" else f"{owner}: none")
-    return " ".join(f"{text} ({'; '.join(where)})" for text, where in texts.items())
+        owner = "" if flag.owner in _GROUPS else f"{flag.owner}: "
+        texts.setdefault(flag.help, []).append(f"{owner}{'none' if flag.default == '' else flag.default}")
+    return " ".join(f"{text} [{'; '.join(where)}]" for text, where in texts.items())
 
 
 def _with_flags(base: type[T]) -> type[T]:
     fields = []
     for name, flags in _flags().items():
-        group = _GROUPS.get(flags[0].owner, _METHODS)
-        parameter = Parameter(name=f"--{name}", help=_help(flags), negative="", group=group)
-        kind = Annotated[flags[0].kind | None, parameter]  # type: ignore[valid-type]
-        fields.append((name.replace("-", "_"), kind, dataclasses.field(default=None)))
+        kind, group = flags[0].kind, _GROUPS.get(flags[0].owner, groups.METHODS)
+        reader = whole_number if kind is int else None
+        parameter = Parameter(name=f"--{name}", help=_help(flags), negative="", group=group, converter=reader)
+        hint = Annotated[kind | None, parameter]  # type: ignore[valid-type]
+        fields.append((name.replace("-", "_"), hint, dataclasses.field(default=None)))
     made = dataclasses.make_dataclass(base.__name__, fields, bases=(base,), frozen=True, kw_only=True)
     made.__doc__, made.__module__ = base.__doc__, base.__module__
     return cast(type[T], made)
@@ -96,20 +98,20 @@ def _with_flags(base: type[T]) -> type[T]:
 @_with_flags
 @dataclass(frozen=True, kw_only=True)
 class TrainingFlags:
-    """Options of the data, the loop and the methods."""
+    """Options of the data, the training loop and the methods."""
 
     def of(self, owner: str, before: Mapping[str, Any] = MappingProxyType({})) -> Any:
-        """The options of one owner, from what was given.
+        """The options of one owner: its config with the values of the command line.
 
         Args:
             owner: see :func:`_parts`.
-            before: what stands in place of defaults.
+            before: values that replace the defaults.
         """
         _, kind = _parts()[owner]
         return kind(**{**before, **self._values(owner)})
 
     def taken_over(self, owner: str, before: Mapping[str, Any]) -> list[str]:
-        """Of what stands in place of defaults, as flags, what was not given and is no default."""
+        """The values of ``before`` that take effect and differ from the defaults, written as flags."""
         prefix, kind = _parts()[owner]
         defaults = {item.name: item.default for item in dataclasses.fields(kind)}
         values = self._values(owner)
@@ -126,12 +128,12 @@ class TrainingFlags:
         """Refuse an option that would change nothing.
 
         Args:
-            method: what is trained.
-            prompts: whether there are any to answer.
-            synthesise: whether the model is to make some.
+            method: the method to train.
+            prompts: whether there are prompts to answer.
+            synthesise: whether the model writes prompts.
 
         Raises:
-            ConfigError: naming it, and what it is an option of.
+            ConfigError: there is one; the message names it and what it belongs to.
         """
         used = {method, *_GROUPS}
         for name, flags in _flags().items():
@@ -139,13 +141,15 @@ class TrainingFlags:
                 continue
             owners = {flag.owner for flag in flags}
             if not used & owners:
-                raise ConfigError(f"--{name} is not an option of training {method}, but of {flags[0].owner}")
+                raise ConfigError(f"--{name} is not an option of {method} but of {flags[0].owner}; leave it out")
             if owners == {"synthesis"} and not synthesise:
-                raise ConfigError(f"--{name} is an option of making prompts, which needs --synthesise N")
+                raise ConfigError(f"--{name} has an effect only with --synthesise N")
             if owners == {"answers"} and not prompts:
-                raise ConfigError(f"--{name} is an option of answering prompts, which needs --data or --synthesise N")
+                raise ConfigError(f"--{name} has an effect only with --data or --synthesise N")
         if self.of("settings").start_from and getattr(self, "vocabulary", None) is not None:
-            raise ConfigError("--vocabulary is of no use with --start-from: a head brings its own draft vocabulary")
+            raise ConfigError(
+                "--vocabulary has no effect with --start-from, because a head keeps its draft vocabulary; leave it out"
+            )
 
     def _given(self) -> Iterator[tuple[_Flag, Any]]:
         for name, flags in _flags().items():
@@ -158,36 +162,35 @@ NOTHING: Final = TrainingFlags()
 
 
 def train(  # noqa: PLR0913 - each is a choice of the user's
-    method: str,
+    method: Annotated[str, Parameter(help=f"Method to train: {', '.join(trainable())}.")],
     *,
     model: str,
     output_folder: Annotated[Path, Parameter(name="--output")],
     data: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
-    synthesise: int = 0,
+    synthesise: Annotated[int, WHOLE] = 0,
     data_folder: Path | None = None,
     online: Annotated[bool, Parameter(negative="")] = False,
     backend: str = "auto",
     flags: TrainingFlags = NOTHING,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
-    """Train a drafter for a model on the model's own answers, and say what it buys.
+    """Train a drafter for a model on the model's own answers, and measure the speedup that it brings.
 
-    Prompts come from files, or from the model itself; answers are always the model's.  Everything is kept and taken up
-    again where an earlier run was ended.
+    Prompts come from files or from the model itself; answers are always the model's.  Run the same command again to
+    continue an interrupted training.
 
     Args:
-        method: what to train.
-        model: the target.
-        output_folder: gets the trained head, the record of the training and its curve.
-        data: file of prompts: JSON lines or an array of {"prompt"}, {"text"}, {"turns"}, {"messages"} or
-            {"conversations"}, or plain text with one question a line; may be given more than once.
-        synthesise: have the model make so many prompts itself; those of an earlier run count among them.
-        data_folder: where prompts, answers and hidden rows are kept, for other trainings too; by default OUTPUT/data.
-        online: answer prompts while training runs through them; of the answers the disk then holds those that judge the
-            head, with hidden rows, and the first 256 to train on, whose tokens make the draft vocabulary.
-        backend: what runs the model.
+        method: the method to train.
+        model: Target model: folder, .gguf file, hub id or name.
+        output_folder: Folder for the trained head, the training record and the curve.
+        data: File of prompts, as for bench; repeatable.
+        synthesise: Let the model write this many prompts; those of earlier runs count.
+        data_folder: Folder for prompts, answers and hidden rows, which several trainings may share; default:
+            OUTPUT/data.
+        online: Generate answers during training and store only the held-out ones; saves disk space.
+        backend: Backend of the target: native, hf or auto.
         flags: options of the data, the loop and the method.
-        as_json: print one JSON object on standard output, and everything else on standard error.
+        as_json: Print one JSON object on standard output, and everything else on standard error.
     """
     recipe: Recipe = flags.of(recipe_class(method).method)
     place = data_folder or output_folder / "data"
@@ -206,7 +209,7 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
                 online=online,
             )
     except KeyboardInterrupt:
-        console.print("stopped; the same command goes on from here")
+        console.print("stopped; run the same command to continue")
         raise
     if working.rank == 0 and as_json:
         output.write_json(found)
@@ -214,7 +217,7 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
 
 
 class _Asked(NamedTuple):
-    """What one command asks for, beside its texts."""
+    """What one command asks for, except its texts."""
 
     model: str
     output: Path
@@ -225,18 +228,21 @@ class _Asked(NamedTuple):
 
 
 def _train(recipe: Recipe, asked: _Asked, place: Path, **texts: Any) -> dict[str, Any]:
-    """Gather, train and measure; gives what is told to machines, which the first worker alone has."""
+    """Gather data, train and measure.
+
+    Returns:
+        The JSON object; empty on every worker but the first.
+    """
     from outrider.llm import LLM
     from outrider.models.loading import find
     from outrider.train.bars import waiting
-    from outrider.train.checks import Plan
+    from outrider.train.checks import TrainingPlan
+    from outrider.train.data.prompt_store import prompt_options
     from outrider.train.data.regenerate import answer_options
-    from outrider.train.data.synthetic import prompt_options
-    from outrider.train.evaluation.payoff import bought
-    from outrider.train.gather import ANSWERS, Source
-    from outrider.train.loop.state import TRAINING
-    from outrider.train.report.outcome import Outcome
+    from outrider.train.evaluation.payoff import measure_payoff
+    from outrider.train.loop.resume import TRAINING
     from outrider.train.run import train as run
+    from outrider.train.training_data import ANSWERS, TextSource
 
     settings, sizes, console = asked.flags.of("settings"), asked.flags.of("data"), asked.console
     before = {"synthesis": prompt_options(place), "answers": answer_options(place / ANSWERS)}
@@ -244,8 +250,8 @@ def _train(recipe: Recipe, asked: _Asked, place: Path, **texts: Any) -> dict[str
         console.print(f"as before in {place}: {' '.join(same)}")
     name = find(asked.model)[1]
     making = {part: asked.flags.of(part, options) for part, options in before.items()}
-    source = Source(place, target=name, **texts, **making)
-    plan = Plan(recipe, source, sizes, settings, asked.output, asked.working.count)
+    source = TextSource(place, target=name, **texts, **making)
+    plan = TrainingPlan(recipe, source, sizes, settings, asked.output, asked.working.count)
     first = asked.working.rank == 0  # which writes what others would be reading meanwhile
     if first:
         plan.check_files()
@@ -253,28 +259,20 @@ def _train(recipe: Recipe, asked: _Asked, place: Path, **texts: Any) -> dict[str
         llm = LLM(asked.model, speculation="none", backend=asked.backend)
     if first:
         plan.check_model(llm, console)
-    trained = run(llm, recipe, source, asked.output, target_name=name, data=sizes, settings=settings, console=console)
-    if not first or trained.texts is None:
+    outcome = run(llm, recipe, source, asked.output, target_name=name, data=sizes, settings=settings, console=console)
+    if not first:
         return {}
-    comparison = bought(llm, recipe.product.arms(recipe.method, asked.output), trained.texts.held_out, console)
-    outcome = Outcome(
-        model=asked.model,
-        method=recipe.method,
-        output=asked.output,
-        trained=trained,
-        bought=comparison,
-        starts=recipe.product.starts_from_heads,
-        online=source.online,
-    )
-    trained.findings.write(asked.output / TRAINING, outcome.to_json())
+    payoff = measure_payoff(llm, recipe.product.arms(recipe.method, asked.output), outcome.texts.held_out, console)
+    outcome = dataclasses.replace(outcome, model=asked.model, payoff=payoff)
+    outcome.findings.write(asked.output / TRAINING, outcome.to_json())
     for line in outcome.lines():
         console.print(line)
-    return {"training": trained.findings.summary()} | outcome.to_json()
+    return {"training": outcome.findings.summary()} | outcome.to_json()
 
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Keep warnings of libraries, which no user of this command can heed, off the screen; -W shows them."""
+    """Hide warnings of libraries, which the user cannot act on; -W shows them."""
     with warnings.catch_warnings():
         if not sys.warnoptions:
             warnings.simplefilter("ignore")
@@ -285,13 +283,11 @@ def _together(*, online: bool) -> Workers:
     """The processes that train.
 
     Raises:
-        ConfigError: several would answer the same prompts while they train.
+        ConfigError: ``--online`` with several processes.
     """
     from outrider.train.loop.workers import workers
 
     working = workers()
     if online and working.count > 1:
-        raise ConfigError(
-            f"each of {working.count} processes would answer every prompt; leave out --online, or train in one process"
-        )
+        raise ConfigError(f"--online works in one process, not {working.count}: leave it out, or train in one process")
     return working

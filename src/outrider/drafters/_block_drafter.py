@@ -12,39 +12,18 @@ was drawn, which keeps every acceptance rule exact (DSpark, §3.3).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 
+from outrider.control.price import RowPrice
 from outrider.drafters._growth import Failures
 from outrider.drafters._trained import ChainOptions, built_head, head_pages
 from outrider.drafters.base import Committed, DraftContext, DraftSequence, Needs, Outcome, Workbench
-from outrider.heads.block_runner import Block, BlockRunner
 from outrider.heads.native import block_runner
+from outrider.heads.runner import BlockRunner, DraftedBlock
 from outrider.kv.pool import PagedCache
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder, root_only
-
-
-@dataclass(frozen=True)
-class LengthRule:
-    """When to stop drafting: once another row would lower the tokens expected per unit of time.
-
-    Source: DSpark's scheduler (arXiv 2607.05147, Algorithm 1) for one request, with a straight cost curve.
-    """
-
-    round_cost: float
-    """Of a round that verifies the anchor alone, draft included, in passes over one row."""
-    row_cost: float
-    """Of one more row, in the same unit; 0 never stops."""
-
-    def worth(self, survivals: Sequence[float], survival: float) -> bool:
-        """Whether a draft that survives so often is worth its row, after drafts that survive so often."""
-        if not self.row_cost:
-            return True
-        cost = self.round_cost + self.row_cost * len(survivals)
-        expected = 1.0 + sum(survivals)
-        return (expected + survival) / (cost + self.row_cost) > expected / cost
 
 
 class BlockDrafter:
@@ -53,13 +32,13 @@ class BlockDrafter:
     Args:
         runner: the head.
         cache: its pages.
-        rule: when to stop.
+        price: which drafts are worth their row.
         most: most drafted tokens.
     """
 
-    def __init__(self, runner: BlockRunner, cache: PagedCache, rule: LengthRule, most: int) -> None:
-        self.needs = Needs(hidden_layers=runner.hidden_layers)
-        self._runner, self._cache, self._rule, self._most = runner, cache, rule, most
+    def __init__(self, runner: BlockRunner, cache: PagedCache, price: RowPrice, most: int) -> None:
+        self.needs = Needs(hidden_layers=runner.hidden_layers, price=price)
+        self._runner, self._cache, self._most = runner, cache, most
         self._known: dict[str, int] = {}
         self._failures = Failures()
 
@@ -120,7 +99,7 @@ class BlockDrafter:
         masks = (self._runner.mask_id,) * (self._runner.slots - 1)
         return SequenceRows(sequence.key, len(sequence.tokens) - 1, (sequence.tokens[-1], *masks), None, together=True)
 
-    def _draw(self, context: DraftContext, ready: Sequence[int], block: Block) -> list[TreeBuilder]:
+    def _draw(self, context: DraftContext, ready: Sequence[int], block: DraftedBlock) -> list[TreeBuilder]:
         """Choose the blocks' tokens one slot after the other, as far as another is worth its row."""
         builders = [context.sequences[index].builder() for index in ready]
         live = list(range(len(ready)))
@@ -143,7 +122,8 @@ class BlockDrafter:
         """Whether there is room for another draft, and it is worth its row."""
         if len(builder) > min(self._most, sequence.nodes - 1, sequence.depth):
             return False
-        return self._rule.worth(builder.survival[1:], chance * builder.survival[-1])
+        price = sequence.price or self.needs.price
+        return price.worth(builder.survival, chance * builder.survival[-1])
 
     def _add(
         self, context: DraftContext, index: int, builder: TreeBuilder, logits: torch.Tensor, chance: float
@@ -187,6 +167,6 @@ def block_drafter(bench: Workbench, options: ChainOptions, row_cost: float) -> B
         row_cost: of one more verified row, in passes over one row; 0 drafts whole blocks.
     """
     runner = block_runner(built_head(bench, options), bench.target)
-    rule = LengthRule(_ROUND_COST, row_cost)
+    price = RowPrice(row_cost=row_cost, round_cost=_ROUND_COST)
     pages = head_pages(bench, options, runner.row_bytes)
-    return BlockDrafter(runner, pages, rule, options.num_draft_tokens or runner.drafts)
+    return BlockDrafter(runner, pages, price, options.num_draft_tokens or runner.drafts)

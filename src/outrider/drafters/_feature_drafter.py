@@ -14,8 +14,8 @@ nodes are computed again, in the pass that starts the next tree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, overload
+from dataclasses import dataclass, field, replace
+from typing import overload
 
 import torch
 
@@ -23,37 +23,13 @@ from outrider.drafters._growth import Failures, Growth, TreeShape
 from outrider.drafters._trained import TreeOptions, built_head, head_pages
 from outrider.drafters.base import Committed, DraftContext, DraftSequence, Needs, Outcome, Workbench
 from outrider.heads.native import feature_runner
+from outrider.heads.runner import FeatureRunner
 from outrider.kv.pool import PagedCache
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, root_only
 
 _CHUNK = 512
 _JOINED = 32
 """So many rows that the cache lags behind go into the first drafting pass; more of them get passes of their own."""
-
-
-class FeatureModel(Protocol):
-    """A head that is ready to run."""
-
-    hidden_layers: tuple[int, ...]
-    context_length: int
-    device: torch.device
-
-    def fuse(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Join rows of the target's layers, [n, target width] each, into features [n, width]."""
-        ...
-
-    def forward(self, batch: TreeBatch, features: torch.Tensor, cache: PagedCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute every row of a batch.
-
-        Args:
-            batch: rows of every sequence, positions being those of the features.
-            features: [rows, width].
-            cache: the head's pages, already extended.
-
-        Returns:
-            The answers [rows, width], and the logits [wanted rows, ≥ vocabulary] in target token ids.
-        """
-        ...
 
 
 class _Shifted(Sequence[int]):
@@ -109,12 +85,13 @@ class FeatureDrafter:
         shape: which nodes have how many children.
         depth: most levels.
         most_nodes: most nodes of a tree, anchor included.
+        needs: of the method; the layers are the head's.
     """
 
     def __init__(
-        self, model: FeatureModel, cache: PagedCache, shape: TreeShape, *, depth: int, most_nodes: int, branching: bool
+        self, model: FeatureRunner, cache: PagedCache, shape: TreeShape, *, depth: int, most_nodes: int, needs: Needs
     ) -> None:
-        self.needs = Needs(branching=branching, hidden_layers=model.hidden_layers)
+        self.needs = replace(needs, hidden_layers=model.hidden_layers)
         self._model, self._cache, self._shape = model, cache, shape
         self._depth, self._most_nodes = depth, most_nodes
         self._states: dict[str, _State] = {}
@@ -201,7 +178,7 @@ class FeatureDrafter:
             sequence.key, context + 1 + self._most_rows(depth)
         ):
             return None
-        growth = Growth(index, sequence, self._shape, context=context, nodes=nodes, depth=depth)
+        growth = Growth(index, sequence, self._shape, self.needs.price, context=context, nodes=nodes, depth=depth)
         growth.pending = tuple(sequence.tokens[1 + state.computed : 1 + context])
         return growth
 
@@ -292,5 +269,5 @@ def feature_drafter(bench: Workbench, options: TreeOptions, shape: TreeShape) ->
         shape,
         depth=options.num_steps,
         most_nodes=options.most_nodes,
-        branching=options.needs.branching,
+        needs=options.needs,
     )

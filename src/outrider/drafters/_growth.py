@@ -14,9 +14,9 @@ from typing import Protocol
 
 import torch
 
+from outrider.control.price import RowPrice
 from outrider.drafters.base import DraftContext, DraftSequence
 from outrider.tree import SequenceRows, TokenTree, TreeBuilder
-from outrider.verify.base import Draws
 
 Ranks = tuple[int, ...]
 """Names a node of a shape: which of its parent's children it is, after which of its own parent's its parent is, …"""
@@ -28,11 +28,6 @@ class TreeShape(Protocol):
     @property
     def beam(self) -> int | None:
         """Nodes of a level that may have children; None is all."""
-        ...
-
-    @property
-    def min_survival(self) -> float:
-        """Least chance of being accepted that is worth a row; at most 1, which every draw has that none may look at."""
         ...
 
     def width(self, ranks: Ranks, causal: bool) -> int:
@@ -50,8 +45,6 @@ class DynamicTree:
     """The likeliest nodes of each level get ``topk`` children each."""
 
     topk: int
-    min_survival: float = 0.0
-    """See :class:`TreeShape`."""
 
     @property
     def beam(self) -> int:
@@ -69,8 +62,6 @@ class StaticTree:
 
     nodes: tuple[Ranks, ...]
     """Every drafted node."""
-    min_survival: float = 0.0
-    """See :class:`TreeShape`."""
 
     @property
     def beam(self) -> None:
@@ -154,13 +145,22 @@ class Growth:
         index: the request's place in the context.
         sequence: the request.
         shape: which nodes have how many children.
+        price: which of them are worth their row.
         context: rows before the anchor's in the drafter's cache, computed or not.
         nodes: most nodes, anchor included.
         depth: most levels.
     """
 
     def __init__(
-        self, index: int, sequence: DraftSequence, shape: TreeShape, *, context: int, nodes: int, depth: int
+        self,
+        index: int,
+        sequence: DraftSequence,
+        shape: TreeShape,
+        price: RowPrice,
+        *,
+        context: int,
+        nodes: int,
+        depth: int,
     ) -> None:
         self.index, self.sequence, self.context = index, sequence, context
         self.pending: tuple[int, ...] = ()
@@ -176,6 +176,7 @@ class Growth:
         self._builder: TreeBuilder = sequence.builder()
         self._ranks: list[Ranks] = [()]
         self._shape, self._nodes, self._depth = shape, nodes, depth
+        self._price = sequence.price or price
         self._level = 0
 
     @property
@@ -215,7 +216,7 @@ class Growth:
         first, builder = self.computed, self._builder
         self.first, self.computed = first, len(builder)
         self._level += 1
-        causal = context.draws in (Draws.INDEPENDENT, Draws.WITHOUT_REPLACEMENT)
+        causal = context.causal
         widths = [self._shape.width(self._ranks[node], causal) for node in self.frontier]
         rows = logits if len(logits) == len(self.frontier) else logits[[node - first for node in self.frontier]]
         paths = [builder.paths[node] for node in self.frontier]
@@ -226,7 +227,7 @@ class Growth:
                 if causal and len(builder) >= self._nodes:
                     break
                 share = 1.0 if causal else probability
-                if builder.survival[node] * share < self._shape.min_survival:
+                if not self._price.worth(builder.survival, builder.survival[node] * share):
                     break  # and so are all that follow
                 level.add(builder.add(node, token, survival=share, source=source, q=q, removed=removed))
                 if len(builder) > len(self._ranks):

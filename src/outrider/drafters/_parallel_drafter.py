@@ -9,13 +9,14 @@ So a round costs one small pass, whatever the depth, and nodes of one level shar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from outrider.drafters._growth import Failures, Growth, StaticTree
 from outrider.drafters.base import DraftContext, DraftSequence, Needs, Outcome
-from outrider.heads.parallel_runner import ParallelRunner
+from outrider.heads.runner import ParallelRunner
 from outrider.tree import TokenTree, root_only
 
 
@@ -33,11 +34,11 @@ class ParallelDrafter:
         runner: the heads.
         shape: which nodes have how many children.
         most_nodes: most nodes of a tree, anchor included.
-        branching: whether the shape may branch.
+        needs: of the method; the layer is the heads'.
     """
 
-    def __init__(self, runner: ParallelRunner, shape: StaticTree, *, most_nodes: int, branching: bool) -> None:
-        self.needs = Needs(branching=branching, hidden_layers=(runner.hidden_layer,))
+    def __init__(self, runner: ParallelRunner, shape: StaticTree, *, most_nodes: int, needs: Needs) -> None:
+        self.needs = replace(needs, hidden_layers=(runner.hidden_layer,))
         self._runner, self._shape, self._most_nodes = runner, shape, most_nodes
         self._last: dict[str, _Last] = {}
         self._failures = Failures()
@@ -76,7 +77,7 @@ class ParallelDrafter:
         depth = min(self._runner.depths, self._shape.depth, sequence.depth, nodes - 1)
         if last is None or last.position != before or depth < 1:
             return None
-        return Growth(index, sequence, self._shape, context=before + 1, nodes=nodes, depth=depth)
+        return Growth(index, sequence, self._shape, self.needs.price, context=before + 1, nodes=nodes, depth=depth)
 
     def _grow(self, context: DraftContext, growth: Growth, logits: torch.Tensor) -> None:
         """Hang every level below the anchor.

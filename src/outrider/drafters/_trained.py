@@ -6,19 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from outrider.drafters.base import (
-    Needs,
-    Workbench,
-    check_options,
-    config_class,
-    methods,
-    option,
-    survival_option,
-)
+from outrider.control.price import RowPrice
+from outrider.drafters.base import Needs, Workbench, config_class, methods, survival_option
 from outrider.errors import ConfigError
-from outrider.heads.checkpoint import kind_of
+from outrider.heads.loading import kind_of
 from outrider.kv.pool import PagedCache
 from outrider.models.shipped import measured_options
+from outrider.options import Role, check_options, option, roles_of
 
 if TYPE_CHECKING:
     from typing import Self
@@ -33,13 +27,13 @@ class ChainOptions:
     """The file of ``heads`` whose heads it runs."""
     automatic_rank: ClassVar[int] = 7
 
-    head: str = option("", "Folder of the trained head, or name of a shipped one.", flag="speculative-draft-model-path")
+    head: str = option("", "Folder of the trained head, or name of a shipped one.", role=Role.HEAD)
     num_draft_tokens: int = option(
         7,
         "Most drafted tokens per round; a head has no more than it was trained for.",
         low=0,
         high=64,
-        flag="speculative-num-draft-tokens",
+        role=Role.TOKENS,
     )
 
     def __post_init__(self) -> None:
@@ -72,21 +66,17 @@ class TreeOptions:
     """The file of ``heads`` whose heads it runs."""
     automatic_rank: ClassVar[int] = 7
 
-    head: str = option("", "Folder of the trained head, or name of a shipped one.", flag="speculative-draft-model-path")
-    num_steps: int = option(4, "Drafting depth: head steps per round.", low=0, high=64, flag="speculative-num-steps")
+    head: str = option("", "Folder of the trained head, or name of a shipped one.", role=Role.HEAD)
+    num_steps: int = option(4, "Drafting depth: head steps per round.", low=0, high=64, role=Role.DEPTH)
     topk: int = option(
-        1,
-        "Nodes expanded per level, and branches of each; 1 drafts a chain.",
-        low=1,
-        high=64,
-        flag="speculative-eagle-topk",
+        1, "Nodes expanded per level, and branches of each; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH
     )
     num_draft_tokens: int = option(
         0,
         "Most drafted tokens per round; 0 is one per step in a chain, three per step in a tree.",
         low=0,
         high=1024,
-        flag="speculative-num-draft-tokens",
+        role=Role.TOKENS,
     )
     min_survival: float = survival_option(0.2)
 
@@ -97,7 +87,7 @@ class TreeOptions:
     @property
     def needs(self) -> Needs:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return Needs(branching=self.topk > 1, reads_hidden=True)
+        return Needs(branching=self.topk > 1, reads_hidden=True, price=RowPrice(self.min_survival))
 
     @property
     def most_nodes(self) -> int:
@@ -126,8 +116,9 @@ def head_config(path: str) -> Any:
 
 def runner(kind: str, head: str) -> Any:
     """The method that runs heads of a kind, with its defaults, for the one of that name; None where there is none."""
-    runners = [config for name in methods() if getattr(config := config_class(name), "kind", None) == kind]
-    best: Any = max(runners, key=lambda config: config.automatic_rank, default=None)
+    every: list[Any] = [config_class(name) for name in methods()]
+    runners = [config for config in every if Role.HEAD in roles_of(config) and config.kind == kind]
+    best = max(runners, key=lambda config: config.automatic_rank, default=None)
     return None if best is None else best(head=head)
 
 

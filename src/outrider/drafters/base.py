@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import torch
 
-from outrider.drafters._proposals import DRAWERS
-from outrider.drafters._proposals import Proposal as Proposal
-from outrider.errors import ConfigError, RequestError
-from outrider.sampling.sampler import RequestSampler
-from outrider.tree import TokenTree, TreeBatch, TreeBuilder
-from outrider.values import plain
+from outrider.control.price import FREE, RowPrice
+from outrider.errors import ConfigError
+from outrider.law import Law
+from outrider.models.base import Rollback
+from outrider.options import Role, option
+from outrider.tree import TokenTree, TreeBuilder
 from outrider.verify.base import Draws, Verdict
 
 if TYPE_CHECKING:
@@ -47,6 +45,8 @@ class Needs:
     """Target layers whose hidden rows it reads; see :class:`outrider.models.base.TargetOutput`."""
     reads_hidden: bool = False
     """It will read hidden rows, of layers that only its weights tell."""
+    price: RowPrice = FREE
+    """What a draft of its must promise to be verified, unless the controller says otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +61,40 @@ class DraftSequence:
     """Most nodes the tree may have, anchor included."""
     depth: int
     """Deepest draft that can still become text."""
-    round_number: int
-    sampler: RequestSampler
-    ended: Callable[[Sequence[int]], bool] = lambda path: False
-    """Whether the output ends on a path of drafted tokens; nothing behind it can become text."""
+    price: RowPrice | None = None
+    """What a draft must promise; None leaves it to the drafter's own :attr:`Needs.price`."""
 
     def builder(self) -> TreeBuilder:
         """A tree of only the anchor, to grow."""
         return TreeBuilder(self.tokens[-1])
+
+
+class Proposal(NamedTuple):
+    """One token that a drafter's distribution yields under the acceptance rule."""
+
+    token: int
+    probability: float
+    """The drafter's probability of the token: an estimate of its acceptance."""
+    q: Law | None
+    """The distribution it was drawn from; None is a point mass."""
+    removed: tuple[int, ...]
+    """Tokens drawn before it without replacement."""
+
+
+class Picker(Protocol):
+    """Turns drafter logits into proposals.  It holds the dice and knows the rule, so that no drafter has to."""
+
+    def pick(
+        self,
+        key: str,
+        logits: torch.Tensor,
+        paths: Sequence[Sequence[int]],
+        nodes: Sequence[int],
+        width: int,
+        source: int,
+    ) -> list[list[Proposal]]:
+        """Proposals for one request; see :meth:`DraftContext.pick`."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +102,9 @@ class DraftContext:
     """What a drafter sees in one round."""
 
     sequences: tuple[DraftSequence, ...]
-    draws: Draws
+    picker: Picker
+    causal: bool
+    """Whether a tree's shape may depend only on what was known before each token was drawn (ratio rules)."""
 
     def pick(
         self,
@@ -98,34 +126,10 @@ class DraftContext:
             source: which drafter of a merged tree asks.
 
         Returns:
-            Per row its proposals, most promising first under target-only rules, in the order drawn under ratio rules;
-            none for a row behind an end of the output, nor for one whose history the request's parameters refuse.
+            Per row its proposals, most promising first, in the order drawn where the tree is ``causal``; none for a
+            row behind an end of the output, nor for one whose history the request's parameters refuse.
         """
-        sequence = self.sequences[index]
-        if not any(sequence.ended(path) for path in paths):
-            with suppress(RequestError):
-                return self._picked(sequence, logits, paths, nodes, width, source)
-        picked: list[list[Proposal]] = [[] for _ in paths]
-        for row, (path, node) in enumerate(zip(paths, nodes, strict=True)):
-            if not sequence.ended(path):
-                with suppress(RequestError):
-                    (picked[row],) = self._picked(sequence, logits[row : row + 1], [path], [node], width, source)
-        return picked
-
-    def _picked(
-        self,
-        sequence: DraftSequence,
-        logits: torch.Tensor,
-        paths: Sequence[Sequence[int]],
-        nodes: Sequence[int],
-        width: int,
-        source: int,
-    ) -> list[list[Proposal]]:
-        if self.draws is Draws.PERTURBED:
-            best = sequence.sampler.perturbed_best(logits, paths, width)
-            return [[Proposal(t, p, None, ()) for t, p in zip(*row, strict=True)] for row in best]
-        q = sequence.sampler.probabilities(logits, paths)
-        return [DRAWERS[self.draws](sequence, row, node, width, source) for row, node in zip(q, nodes, strict=True)]
+        return self.picker.pick(self.sequences[index].key, logits, paths, nodes, width, source)
 
 
 class Committed(NamedTuple):
@@ -140,17 +144,33 @@ class Committed(NamedTuple):
     """Rows of the pass, in order of position."""
 
 
-class Outcome(NamedTuple):
-    """What became of one round."""
+class Outcome(Protocol):
+    """What became of one round.  Each part is put together when it is first asked for."""
 
-    context: DraftContext
-    """Every sequence that got a token, as it was drafted for; its ``tokens`` have grown by the round's since."""
-    trees: Sequence[TokenTree]
-    verdicts: Sequence[Verdict]
-    batch: TreeBatch
-    output: TargetOutput
-    committed: Sequence[Committed]
-    """Of every sequence in the pass, those that got no token yet included."""
+    @property
+    def sequences(self) -> Sequence[DraftSequence]:
+        """Every sequence that got a token; its ``tokens`` hold those of the round already."""
+        ...
+
+    @property
+    def trees(self) -> Sequence[TokenTree]:
+        """What was verified of each of them."""
+        ...
+
+    @property
+    def verdicts(self) -> Sequence[Verdict]:
+        """What became of each tree."""
+        ...
+
+    @property
+    def output(self) -> TargetOutput:
+        """Of the pass."""
+        ...
+
+    @property
+    def committed(self) -> Sequence[Committed]:
+        """Of every sequence in the pass, those that got no token yet included."""
+        ...
 
 
 class Drafter(Protocol):
@@ -213,7 +233,7 @@ class Workbench:
             ModelError: there is none, or it cannot be read.
             ConfigError: it was made for another target.
         """
-        from outrider.heads.checkpoint import read_head
+        from outrider.heads.loading import read_head
 
         found = self.heads.get(path) or read_head(path)
         if 0 < found.target.vocabulary < self.vocabulary:
@@ -252,17 +272,26 @@ class DrafterConfig(Protocol):
         ...
 
 
-def option(default: Any, help: str, *, low: float = 0, high: float | None = None, flag: str | None = None) -> Any:
-    """A field of a drafter's config: default, one line of help, bounds, and the flag that sets it.
+def check_rollback(config: DrafterConfig, model: TargetModel, name: str) -> None:
+    """Refuse drafts that a model could not take back.
 
     Args:
-        default: the default value.
-        help: one line.
-        low: least value allowed, for numbers.
-        high: greatest value allowed, for numbers; None is unbounded.
-        flag: the command-line flag; by default made from the field's name.
+        config: of the method that drafts.
+        model: what reads the drafts.
+        name: what it is called, for the message.
+
+    Raises:
+        ConfigError: naming the method and the model.
     """
-    return field(default=default, metadata={"help": help, "low": low, "high": high, "flag": flag})
+    if config.most_nodes == 1 or model.rollback is Rollback.TREE:
+        return
+    if model.rollback is Rollback.NONE:
+        raise ConfigError(f"{config.method} drafts, but {name} cannot take back a rejected draft; use plain decoding")
+    if config.needs.branching:
+        raise ConfigError(
+            f"{config.method} proposes trees that branch, but {name} can take back only the end of a chain; set "
+            "topk to 1, or use a method that drafts chains"
+        )
 
 
 def survival_option(default: float, what: str = "a draft") -> Any:
@@ -273,29 +302,8 @@ def survival_option(default: float, what: str = "a draft") -> Any:
         "drafted on.  0 verifies all, as pays where a row costs nothing.  Ratio rules may not look at what was drawn.",
         low=0.0,
         high=1.0,
-        flag="speculative-min-survival",
+        role=Role.MIN_SURVIVAL,
     )
-
-
-def check_options(config: Any) -> None:
-    """Refuse a config with a number out of its bounds; a scalar of numpy or torch becomes a plain number.
-
-    Raises:
-        ConfigError: naming the method, the field and the bounds.
-    """
-    for item in dataclasses.fields(config):
-        low, high = item.metadata.get("low"), item.metadata.get("high")
-        value = plain(getattr(config, item.name))
-        if low is None or not isinstance(item.default, (int, float)):
-            continue
-        object.__setattr__(config, item.name, value)
-        wanted = (int, float) if isinstance(item.default, float) else int
-        if isinstance(value, bool) or not isinstance(value, wanted):
-            kind = "a number" if isinstance(item.default, float) else "a whole number"
-            raise ConfigError(f"{config.method}: {item.name} must be {kind}, not {value!r}")
-        if not low <= value <= (math.inf if high is None else high):
-            bounds = f"at least {low:g}" + ("" if high is None else f" and at most {high:g}")
-            raise ConfigError(f"{config.method}: {item.name} must be {bounds}, not {value!r}")
 
 
 _REGISTRY: dict[str, type[DrafterConfig]] = {}
@@ -303,8 +311,6 @@ AUTOMATIC: Final = "auto"
 """What leaves the choice of the method open."""
 AUTOMATICALLY: Final = f", which {AUTOMATIC} chose here,"
 """Follows the name of a method that the user did not name, in messages."""
-MODELS_FLAG: Final = "speculative-draft-model-path"
-"""The flag that names draft models and heads, whichever method reads them."""
 
 
 def register(config: type[DrafterConfig]) -> type[DrafterConfig]:
@@ -354,13 +360,6 @@ def automatic_config(draft_models: Sequence[str]) -> DrafterConfig:
     found = [config_class(name) for name in methods()]
     offers = [(config.automatic_rank, config.automatic(draft_models)) for config in found]
     return max(((rank, offer) for rank, offer in offers if offer is not None), key=lambda pair: pair[0])[1]
-
-
-def named_models(config: DrafterConfig) -> tuple[str, ...]:
-    """Draft models and trained heads that a config names."""
-    fields = dataclasses.fields(config)  # type: ignore[arg-type]
-    values = [getattr(config, item.name) for item in fields if item.metadata.get("flag") == MODELS_FLAG]
-    return tuple(name for value in values for name in (value if isinstance(value, tuple) else (value,)) if name)
 
 
 def make_config(name: str, options: Mapping[str, Any]) -> DrafterConfig:

@@ -12,7 +12,7 @@ from outrider.drafters._growth import StaticTree
 from outrider.drafters._parallel_drafter import ParallelDrafter
 from outrider.drafters._trained import ChainOptions, built_head
 from outrider.drafters.base import Workbench, register
-from outrider.heads.parallel_runner import ParallelRunner
+from outrider.heads.runner import ParallelRunner
 
 
 @register
@@ -29,4 +29,4 @@ class Blockwise(ChainOptions):
         head.share(bench.target)
         head.give_projection()
         chain = StaticTree(tuple((0,) * depth for depth in range(1, self.most_nodes)))
-        return ParallelDrafter(ParallelRunner(head, bench.target), chain, most_nodes=self.most_nodes, branching=False)
+        return ParallelDrafter(ParallelRunner(head, bench.target), chain, most_nodes=self.most_nodes, needs=self.needs)

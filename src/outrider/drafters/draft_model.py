@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import torch
 
+from outrider.control.price import RowPrice
 from outrider.drafters._growth import DynamicTree, Failures, Growth
 from outrider.drafters.base import (
     DraftContext,
@@ -19,14 +20,14 @@ from outrider.drafters.base import (
     Needs,
     Outcome,
     Workbench,
-    check_options,
-    option,
+    check_rollback,
     register,
     survival_option,
 )
 from outrider.errors import ConfigError
 from outrider.kv.pool import PagedCache
 from outrider.models.base import TargetModel
+from outrider.options import Role, check_options, option
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, root_only
 
 _CHUNK = 512
@@ -42,15 +43,15 @@ class DraftModel:
     method: ClassVar[str] = "draft_model"
     automatic_rank: ClassVar[int] = 1
 
-    model: str = option("", "Folder, hub id or .gguf file of the draft model.", flag="speculative-draft-model-path")
-    num_steps: int = option(4, "Drafting depth: draft passes per round.", low=0, high=256, flag="speculative-num-steps")
-    topk: int = option(1, "Branches per node; 1 drafts a chain.", low=1, high=64, flag="speculative-eagle-topk")
+    model: str = option("", "Folder, hub id or .gguf file of the draft model.", role=Role.MODEL)
+    num_steps: int = option(4, "Drafting depth: draft passes per round.", low=0, high=256, role=Role.DEPTH)
+    topk: int = option(1, "Branches per node; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH)
     num_draft_tokens: int = option(
         0,
         "Most drafted tokens per round; 0 is one per step in a chain, four per step in a tree.",
         low=0,
         high=1024,
-        flag="speculative-num-draft-tokens",
+        role=Role.TOKENS,
     )
     min_survival: float = survival_option(0.0)
 
@@ -61,7 +62,7 @@ class DraftModel:
     @property
     def needs(self) -> Needs:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return Needs(branching=self.topk > 1)
+        return Needs(branching=self.topk > 1, price=RowPrice(self.min_survival))
 
     @property
     def most_nodes(self) -> int:
@@ -73,7 +74,7 @@ class DraftModel:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
         if not self.model:
             raise ConfigError("draft_model needs a draft model; name one as draft_model")
-        return DraftModelDrafter(self, *load_drafter(bench, self.model), bench.vocabulary)
+        return DraftModelDrafter(self, *load_drafter(bench, self), bench.vocabulary)
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> DraftModel | None:
@@ -81,13 +82,16 @@ class DraftModel:
         return cls(model=draft_models[0]) if draft_models else None
 
 
-def load_drafter(bench: Workbench, path: str, index: int = 0) -> tuple[TargetModel, PagedCache]:
+def load_drafter(bench: Workbench, config: DraftModel, index: int = 0) -> tuple[TargetModel, PagedCache]:
     """Load a model that can draft for the target, and its pages.
 
     Raises:
-        ConfigError: its vocabulary is not the target's; both sizes and the first difference are named.
+        ConfigError: its vocabulary is not the target's, with both sizes and the first difference named, or its state
+            cannot take back what it drafts.
     """
+    path = config.model
     model, tokenizer = bench.load(path)
+    check_rollback(config, model, path)
     if tokenizer is not None and bench.tokenizer is not None:
         match = bench.tokenizer.compare(tokenizer)
         if match.kind == "different":
@@ -115,7 +119,7 @@ class DraftModelDrafter:
         self, config: DraftModel, model: TargetModel, cache: PagedCache, vocabulary: int, source: int = 0
     ) -> None:
         self._config, self._model, self._cache = config, model, cache
-        self._vocabulary, self._source, self._shape = vocabulary, source, DynamicTree(config.topk, config.min_survival)
+        self._vocabulary, self._source, self._shape = vocabulary, source, DynamicTree(config.topk)
         self.needs = config.needs
         self._computed: dict[str, int] = {}
         self._drafts: dict[str, Growth] = {}
@@ -141,7 +145,7 @@ class DraftModelDrafter:
 
     def observe(self, outcome: Outcome) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
-        for sequence, verdict in zip(outcome.context.sequences, outcome.verdicts, strict=True):
+        for sequence, verdict in zip(outcome.sequences, outcome.verdicts, strict=True):
             growth = self._drafts.pop(sequence.key, None)
             if growth is None or growth.computed == 0:
                 continue
@@ -184,7 +188,9 @@ class DraftModelDrafter:
             self._computed[sequence.key] = self._cache.reuse(sequence.key, sequence.tokens, len(sequence.tokens) - 1)
         if not self._cache.extend(sequence.key, len(sequence.tokens) + self._config.topk**2 * depth):
             return None
-        return Growth(index, sequence, self._shape, context=len(sequence.tokens) - 1, nodes=nodes, depth=depth)
+        return Growth(
+            index, sequence, self._shape, self.needs.price, context=len(sequence.tokens) - 1, nodes=nodes, depth=depth
+        )
 
     def _catch_up(self, active: Sequence[Growth]) -> None:
         """Compute the committed rows before the anchor's, but for a few that the first drafting pass takes along."""

@@ -10,7 +10,8 @@ from typing import ClassVar
 
 from outrider.drafters._block_drafter import BlockDrafter, block_drafter
 from outrider.drafters._trained import ChainOptions
-from outrider.drafters.base import Workbench, option, register
+from outrider.drafters.base import Workbench, register
+from outrider.options import Role, option
 
 
 @register
@@ -27,7 +28,7 @@ class DSpark(ChainOptions):
         "whole blocks.",
         low=0,
         high=10,
-        flag="speculative-row-cost",
+        role=Role.ROW_COST,
     )
 
     def build(self, bench: Workbench) -> BlockDrafter:

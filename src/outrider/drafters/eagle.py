@@ -5,13 +5,14 @@ Source: Li, Wei, Zhang, Zhang 2024 (arXiv 2401.15077).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from outrider.drafters._feature_drafter import FeatureDrafter, feature_drafter
 from outrider.drafters._growth import StaticTree
 from outrider.drafters._trained import TreeOptions
-from outrider.drafters.base import Workbench, option, register
+from outrider.drafters.base import Workbench, register
+from outrider.options import Role, option
 
 _CHANCES: Final = (0.6, 0.15, 0.08, 0.05, 0.03, 0.02)
 """How often a proposal of each rank is right; of the shape that follows only the order of nodes matters."""
@@ -31,14 +32,13 @@ class Eagle(TreeOptions):
         "Most branches of a node; 1 drafts a chain, more a tree of fixed shape.",
         low=1,
         high=len(_CHANCES),
-        flag="speculative-eagle-topk",
+        role=Role.WIDTH,
     )
 
     @property
     def shape(self) -> StaticTree:
         """The tree's."""
-        shape = StaticTree.likeliest([_CHANCES[: self.topk]] * self.num_steps, self.most_nodes - 1)
-        return replace(shape, min_survival=self.min_survival)
+        return StaticTree.likeliest([_CHANCES[: self.topk]] * self.num_steps, self.most_nodes - 1)
 
     def build(self, bench: Workbench) -> FeatureDrafter:
         """See :class:`outrider.drafters.base.DrafterConfig`."""

@@ -12,7 +12,8 @@ from typing import ClassVar
 from outrider.drafters._feature_drafter import FeatureDrafter, feature_drafter
 from outrider.drafters._growth import DynamicTree
 from outrider.drafters._trained import TreeOptions
-from outrider.drafters.base import Workbench, option, register
+from outrider.drafters.base import Workbench, register
+from outrider.options import Role, option
 
 
 @register
@@ -23,15 +24,11 @@ class Eagle2(TreeOptions):
     method: ClassVar[str] = "eagle2"
     kind: ClassVar[str] = "eagle"
 
-    num_steps: int = option(5, "Drafting depth: head steps per round.", low=0, high=64, flag="speculative-num-steps")
+    num_steps: int = option(5, "Drafting depth: head steps per round.", low=0, high=64, role=Role.DEPTH)
     topk: int = option(
-        4,
-        "Nodes expanded per level, and branches of each; 1 drafts a chain.",
-        low=1,
-        high=64,
-        flag="speculative-eagle-topk",
+        4, "Nodes expanded per level, and branches of each; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH
     )
 
     def build(self, bench: Workbench) -> FeatureDrafter:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return feature_drafter(bench, self, DynamicTree(self.topk, self.min_survival))
+        return feature_drafter(bench, self, DynamicTree(self.topk))

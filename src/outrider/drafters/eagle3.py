@@ -24,4 +24,4 @@ class Eagle3(TreeOptions):
 
     def build(self, bench: Workbench) -> FeatureDrafter:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return feature_drafter(bench, self, DynamicTree(self.topk, self.min_survival))
+        return feature_drafter(bench, self, DynamicTree(self.topk))

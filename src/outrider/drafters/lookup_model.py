@@ -6,7 +6,7 @@ Which of the two drafts is decided by the committed text alone, so every accepta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -18,9 +18,6 @@ from outrider.drafters.base import (
     Needs,
     Outcome,
     Workbench,
-    changed,
-    check_options,
-    option,
     register,
     survival_option,
 )
@@ -28,6 +25,7 @@ from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.suffix import Suffix
 from outrider.errors import ConfigError
 from outrider.models.shipped import measured_options
+from outrider.options import Role, check_options, option, roles_of, with_roles
 from outrider.tree import TokenTree
 
 
@@ -42,22 +40,25 @@ class LookupModel:
     model: str = option(
         "",
         "Folder, hub id or .gguf file of the draft model, or folder of a trained head or name of a shipped one.",
-        flag="speculative-draft-model-path",
+        role=Role.MODEL_OR_HEAD,
     )
     num_steps: int = option(
         4,
         "Drafting depth: draft passes per round; a head that drafts a block at once has its own.",
         low=0,
         high=256,
-        flag="speculative-num-steps",
+        role=Role.DEPTH,
     )
-    topk: int = option(1, "Branches per node of the model's tree.", low=1, high=64, flag="speculative-eagle-topk")
-    num_draft_tokens: int = option(
-        16, "Most looked-up tokens per round.", low=0, high=1024, flag="speculative-num-draft-tokens"
-    )
+    topk: int = option(1, "Branches per node of the model's tree.", low=1, high=64, role=Role.WIDTH)
+    num_draft_tokens: int = option(16, "Most looked-up tokens per round.", low=0, high=1024, role=Role.TOKENS)
     min_survival: float = survival_option(0.2, "a draft of the model or head, which must draft token by token,")
     min_match: int = option(
-        4, "Shortest match that goes before the model.", low=1, high=1024, flag="speculative-lookup-min-match"
+        4,
+        "Shortest match that goes before the model.",
+        low=1,
+        high=1024,
+        flag="speculative-lookup-min-match",
+        role=Role.SHORTEST_MATCH,
     )
 
     def __post_init__(self) -> None:
@@ -102,11 +103,11 @@ class LookupModel:
 
     def _wished(self, then: Any) -> DrafterConfig:
         """A method with the options it shares with this one."""
-        wishes = {"num_steps": self.num_steps, "topk": self.topk, "min_survival": self.min_survival}
-        own = {item.name for item in fields(then)}
-        if self.topk > 1 and "topk" not in own:
+        if self.topk > 1 and Role.WIDTH not in roles_of(then):
             raise ConfigError(f"lookup_model: {self.model} holds a head that drafts chains alone; leave topk at 1")
-        return changed(then, {name: value for name, value in wishes.items() if name in own})
+        wishes = {Role.DEPTH: self.num_steps, Role.WIDTH: self.topk, Role.MIN_SURVIVAL: self.min_survival}
+        wished: DrafterConfig = with_roles(then, wishes)
+        return wished
 
 
 class LookupModelDrafter:

@@ -7,14 +7,15 @@ it is verified by the running acceptance rule, so the text stays the target's ow
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from outrider.drafters._growth import StaticTree
 from outrider.drafters._parallel_drafter import ParallelDrafter
 from outrider.drafters._trained import TreeOptions, built_head
-from outrider.drafters.base import Workbench, option, register
-from outrider.heads.parallel_runner import ParallelRunner
+from outrider.drafters.base import Workbench, register
+from outrider.heads.runner import ParallelRunner
+from outrider.options import Role, option
 
 CHANCES: Final = (
     (0.55, 0.13, 0.07, 0.04, 0.03, 0.02, 0.02, 0.01, 0.01, 0.01),
@@ -34,25 +35,24 @@ class Medusa(TreeOptions):
     method: ClassVar[str] = "medusa"
     kind: ClassVar[str] = "medusa"
 
-    num_steps: int = option(4, "Heads used: the tree's depth.", low=0, high=64, flag="speculative-num-steps")
+    num_steps: int = option(4, "Heads used: the tree's depth.", low=0, high=64, role=Role.DEPTH)
     topk: int = option(
         1,
         "Most guesses of a head that are put below one node; 1 drafts a chain, more a tree of fixed shape.",
         low=1,
         high=len(CHANCES[0]),
-        flag="speculative-eagle-topk",
+        role=Role.WIDTH,
     )
 
     def shape(self, chances: Sequence[Sequence[float]]) -> StaticTree:
         """The tree whose nodes are most often right, by chances of each head and rank."""
         levels = [chances[min(depth, len(chances) - 1)][: self.topk] for depth in range(self.num_steps)]
         possible = [[max(chance, 1e-6) for chance in level] for level in levels]
-        shape = StaticTree.likeliest(possible, self.most_nodes - 1) if possible else StaticTree(())
-        return replace(shape, min_survival=self.min_survival)
+        return StaticTree.likeliest(possible, self.most_nodes - 1) if possible else StaticTree(())
 
     def build(self, bench: Workbench) -> ParallelDrafter:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
         head = built_head(bench, self)
         shape = self.shape(head.config.chances or CHANCES)
         runner = ParallelRunner(head, bench.target)
-        return ParallelDrafter(runner, shape, most_nodes=self.most_nodes, branching=self.topk > 1)
+        return ParallelDrafter(runner, shape, most_nodes=self.most_nodes, needs=self.needs)

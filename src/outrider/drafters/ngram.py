@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench, check_options, option, register
+from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench, register
 from outrider.errors import ConfigError
+from outrider.options import Role, check_options, option
 from outrider.tree import TokenTree
 
 if TYPE_CHECKING:
@@ -25,11 +26,13 @@ class Ngram:
     automatic_rank: ClassVar[int] = 1
     needs: ClassVar[Needs] = Needs(deterministic=True)
 
-    num_draft_tokens: int = option(
-        8, "Most drafted tokens per round.", low=0, high=1024, flag="speculative-num-draft-tokens"
+    num_draft_tokens: int = option(8, "Most drafted tokens per round.", low=0, high=1024, role=Role.TOKENS)
+    max_match: int = option(
+        4, "Longest match looked for.", low=1, high=64, flag="speculative-ngram-max-match", role=Role.LONGEST_MATCH
     )
-    max_match: int = option(4, "Longest match looked for.", low=1, high=64, flag="speculative-ngram-max-match")
-    min_match: int = option(2, "Shortest match that counts.", low=1, high=64, flag="speculative-ngram-min-match")
+    min_match: int = option(
+        2, "Shortest match that counts.", low=1, high=64, flag="speculative-ngram-min-match", role=Role.SHORTEST_MATCH
+    )
 
     def __post_init__(self) -> None:
         """Refuse values out of bounds."""

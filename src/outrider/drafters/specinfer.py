@@ -12,10 +12,11 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import ClassVar
 
-from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench, check_options, option, register
+from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench, register
 from outrider.drafters.draft_model import DraftModel, DraftModelDrafter, load_drafter
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import CONFIG
+from outrider.options import Role, check_options, option
 from outrider.sampling.noise import MOST_SOURCES
 from outrider.tree import TokenTree
 
@@ -31,16 +32,16 @@ class SpecInfer:
     models: tuple[str, ...] = option(
         (),
         "Folders, hub ids or .gguf files of the draft models, or a folder that holds them as 1, 2 and so on.",
-        flag="speculative-draft-model-path",
+        role=Role.MODELS,
     )
-    num_steps: int = option(4, "Drafting depth: draft passes per round.", low=0, high=256, flag="speculative-num-steps")
-    topk: int = option(1, "Branches per node in each model's tree.", low=1, high=64, flag="speculative-eagle-topk")
+    num_steps: int = option(4, "Drafting depth: draft passes per round.", low=0, high=256, role=Role.DEPTH)
+    topk: int = option(1, "Branches per node in each model's tree.", low=1, high=64, role=Role.WIDTH)
     num_draft_tokens: int = option(
         0,
         "Most drafted tokens per round, shared equally by the models; 0 leaves each its own default.",
         low=0,
         high=1024,
-        flag="speculative-num-draft-tokens",
+        role=Role.TOKENS,
     )
 
     def __post_init__(self) -> None:
@@ -68,8 +69,8 @@ class SpecInfer:
         return SpecInferDrafter(
             self,
             [
-                DraftModelDrafter(self._single(index), *load_drafter(bench, path, index), bench.vocabulary, index)
-                for index, path in enumerate(self.models)
+                DraftModelDrafter(single, *load_drafter(bench, single, index), bench.vocabulary, index)
+                for index, single in enumerate(map(self._single, range(len(self.models))))
             ],
         )
 

@@ -12,18 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, NamedTuple
 
+from outrider.control.price import RowPrice
 from outrider.drafters._calibration import Calibration
 from outrider.drafters._suffix_automaton import ROOT, SuffixAutomaton
-from outrider.drafters.base import (
-    DraftContext,
-    DraftSequence,
-    Needs,
-    Outcome,
-    Workbench,
-    check_options,
-    option,
-    register,
-)
+from outrider.drafters.base import DraftContext, DraftSequence, Needs, Outcome, Workbench, register
+from outrider.options import Role, check_options, option
 from outrider.tree import TokenTree, TreeBuilder
 
 _SEPARATOR: Final = -1
@@ -40,11 +33,16 @@ class Suffix:
     method: ClassVar[str] = "suffix"
     automatic_rank: ClassVar[int] = 3
 
-    num_draft_tokens: int = option(
-        16, "Most drafted tokens per round.", low=0, high=1024, flag="speculative-num-draft-tokens"
+    num_draft_tokens: int = option(16, "Most drafted tokens per round.", low=0, high=1024, role=Role.TOKENS)
+    topk: int = option(1, "Branches per node; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH)
+    min_match: int = option(
+        2,
+        "Shortest match that counts.",
+        low=1,
+        high=1024,
+        flag="speculative-suffix-min-match",
+        role=Role.SHORTEST_MATCH,
     )
-    topk: int = option(1, "Branches per node; 1 drafts a chain.", low=1, high=64, flag="speculative-eagle-topk")
-    min_match: int = option(2, "Shortest match that counts.", low=1, high=1024, flag="speculative-suffix-min-match")
     length_factor: float = option(
         2.0, "Drafted tokens per matched token, at most.", low=0.1, high=64, flag="speculative-suffix-length-factor"
     )
@@ -70,7 +68,7 @@ class Suffix:
     @property
     def needs(self) -> Needs:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
-        return Needs(deterministic=True, branching=self.topk > 1)
+        return Needs(deterministic=True, branching=self.topk > 1, price=RowPrice(self.min_survival))
 
     @property
     def most_nodes(self) -> int:
@@ -192,7 +190,7 @@ class SuffixDrafter:
 
     def observe(self, outcome: Outcome) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
-        for sequence, tree, verdict in zip(outcome.context.sequences, outcome.trees, outcome.verdicts, strict=True):
+        for sequence, tree, verdict in zip(outcome.sequences, outcome.trees, outcome.verdicts, strict=True):
             if (text := self._texts.get(sequence.key)) is not None:
                 text.calibration.observe(tree if tree is text.drafted else None, verdict)
 
@@ -216,7 +214,7 @@ class SuffixDrafter:
 
     def _expand(self, match: Match, sequence: DraftSequence, trust: float) -> TreeBuilder:
         """The most promising continuations of one match, best first; the sum of survivals is their expected length."""
-        config, builder = self._config, sequence.builder()
+        config, builder, price = self._config, sequence.builder(), sequence.price or self.needs.price
         automaton = match.automaton
         most = min(config.num_draft_tokens, sequence.nodes - 1, max(1, int(config.length_factor * match.length)))
         # −survival, order, parent, token, state, match length, chance given the parent
@@ -229,7 +227,7 @@ class SuffixDrafter:
             for token, share, following, longer in found:
                 chance = min(1.0, trust * share)
                 survival = builder.survival[node] * chance
-                if survival >= config.min_survival:
+                if price.worth(builder.survival, survival):
                     order = len(heap) + len(builder)
                     heapq.heappush(heap, (-survival, order, node, token, following, longer, chance))
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from outrider.config import CacheConfig, SchedulerConfig, Speculation, read_config
-from outrider.drafters.base import Drafter, DrafterConfig, Workbench
+from outrider.control.fair_share import FairShare
+from outrider.drafters.base import DrafterConfig, Workbench, check_rollback
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
-from outrider.heads.checkpoint import HeadCheckpoint, kind_of
+from outrider.heads.checkpoint import HeadCheckpoint
+from outrider.heads.loading import kind_of
 from outrider.kv.memory import automatic_rows, check_fits
 from outrider.kv.pool import KVPool
 from outrider.models.base import TargetModel
@@ -60,10 +62,11 @@ def assemble(
         scheduler: how much work goes into one pass.
 
     Raises:
-        ConfigError: an option is unknown or out of bounds, or the rule is not exact for the method's drafts.
+        ConfigError: an option is unknown or out of bounds, or the rule or the target cannot take the method's drafts.
         ModelError: a draft model or head cannot be served.
     """
     config = plan.drafter_config()
+    check_rollback(config, target, "the target")
     verifier = _rule(plan.verifier, config)
     limits, pool = read_config(scheduler, SchedulerConfig()), _pool(target, read_config(cache, CacheConfig()))
     needs = {"the target": target.row_bytes}
@@ -100,7 +103,6 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
     scheduler: SchedulerConfig | None = None,
     ids_alone: bool = False,
     reserve: Callable[[str, int], None] = lambda name, row_bytes: None,
-    wrap: Callable[[Drafter], Drafter] = lambda drafter: drafter,
     kind: Callable[..., Engine] = Engine,
 ) -> Engine:
     """Put target, drafter, rule, pages and scheduler together: the one place where an engine is made.
@@ -116,7 +118,6 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
         scheduler: how much work goes into one pass.
         ids_alone: serve token ids alone, without text and end tokens, though there is a tokenizer.
         reserve: told how many bytes one position takes in a cache of the drafter's own.
-        wrap: put around the drafter.
         kind: the engine's class.
 
     Raises:
@@ -138,10 +139,10 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
         target=target,
         tokenizer=None if ids_alone else tokenizer,
         pool=pool,
-        drafter=wrap(config.build(bench)),
+        drafters=(config.build(bench),),
         verifier=verifier,
         config=scheduler or SchedulerConfig(),
-        most_nodes=config.most_nodes,
+        controller=FairShare(config.most_nodes),
         vocabulary=vocabulary,
     )
 

@@ -11,8 +11,9 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 from outrider.completion import Choice, Completion
-from outrider.engine.engine import Engine, Progress
+from outrider.engine.engine import Engine
 from outrider.engine.request import Request
+from outrider.engine.turn import Progress
 from outrider.metrics import PhaseSeconds
 from outrider.sampling.params import SamplingParams
 

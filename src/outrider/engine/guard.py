@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -28,9 +29,8 @@ class GuardedDrafter:
     """
 
     def __init__(self, drafter: Drafter, vocabulary: int) -> None:
-        self._drafter, self._vocabulary, self._needs = drafter, vocabulary, drafter.needs
+        self._drafter, self._vocabulary, self.needs = drafter, vocabulary, drafter.needs
         self._off: set[str] = set()
-        self.hidden_layers = tuple(sorted(set(drafter.needs.hidden_layers)))
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
         """How many of the rows that can be taken over may be; a drafter that fails has no say."""
@@ -42,14 +42,12 @@ class GuardedDrafter:
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
         """A tree for every sequence: the drafter's where it may draft, else the anchor alone."""
+        if not self._off:
+            return self._propose(context)
         trees = [root_only(sequence.tokens[-1]) for sequence in context.sequences]
-        wanted = [
-            index
-            for index, sequence in enumerate(context.sequences)
-            if sequence.nodes > 1 and sequence.depth > 0 and sequence.key not in self._off
-        ]
+        wanted = [index for index, sequence in enumerate(context.sequences) if sequence.key not in self._off]
         if wanted:
-            part = DraftContext(tuple(context.sequences[index] for index in wanted), context.draws)
+            part = replace(context, sequences=tuple(context.sequences[index] for index in wanted))
             for index, tree in zip(wanted, self._propose(part), strict=True):
                 trees[index] = tree
         return trees
@@ -80,7 +78,7 @@ class GuardedDrafter:
             self._check(part, trees)
         except Exception as error:  # noqa: BLE001 - as above
             if len(part.sequences) > 1:  # find the request that made it fail
-                return [self._propose(DraftContext((one,), part.draws))[0] for one in part.sequences]
+                return [self._propose(replace(part, sequences=(one,)))[0] for one in part.sequences]
             self._switch_off(part.sequences[0].key, error)
             return [root_only(part.sequences[0].tokens[-1])]
         return trees
@@ -95,13 +93,13 @@ class GuardedDrafter:
                     f"but may have {sequence.nodes} and {sequence.depth}"
                 )
             drawn_once = len(tree.candidates) == len(tree) - 1
-            if not self._needs.branching and not (tree.is_chain and drawn_once):
+            if not self.needs.branching and not (tree.is_chain and drawn_once):
                 raise ValueError("the tree branches, which its drafter did not announce")
-            if not self._needs.merged and any(candidate.source for candidate in tree.candidates):
+            if not self.needs.merged and any(candidate.source for candidate in tree.candidates):
                 raise ValueError("the tree holds draws of several drafters, which its drafter did not announce")
             if not all(type(token) is int and 0 <= token < self._vocabulary for token in tree.tokens):
                 raise ValueError("the tree holds a token the target does not have, or one that is no int")
-            if not context.draws.target_alone:
+            if context.causal:
                 self._check_laws(tree)
 
     def _check_laws(self, tree: TokenTree) -> None:
@@ -109,7 +107,7 @@ class GuardedDrafter:
         sound: dict[int, str] = {}
         for candidate in tree.candidates:
             if candidate.q is None:
-                if not self._needs.deterministic:
+                if not self.needs.deterministic:
                     raise ValueError("the tree holds a draft without a law, which its drafter did not announce")
                 continue
             if id(candidate.q) not in sound:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.engine.stopping import FinishReason, Stopper
@@ -63,6 +65,8 @@ class Request:
     round_number: int = 0
     """Rounds begun; names the dice of ratio rules, so it never goes back."""
     status: Status = Status.WAITING
+    encoder_inputs: Sequence[int] | None = None
+    """Token ids that an encoder reads before ``inputs`` are decoded; None for a model without one."""
     drafting: bool = True
     """False where the user wants plain decoding."""
     finish_reason: FinishReason | None = None
@@ -81,7 +85,7 @@ class Request:
     @property
     def pending(self) -> int:
         """Committed tokens whose rows are missing; 1 once decoding: the anchor."""
-        return self.wanted - self.computed
+        return len(self.inputs) - self.computed
 
     @property
     def reusable(self) -> int:
@@ -93,6 +97,17 @@ class Request:
         if self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_length:
             return len(self.prompt_logprobs) - 1
         return max(0, self.wanted - 2)
+
+    @property
+    def salt(self) -> str | None:
+        """What its rows depend on beside the token ids before them: only requests of one salt take over each other's.
+
+        None is a request that says nothing of it.
+        """
+        if self.encoder_inputs is None:
+            return self.params.cache_salt
+        read = hashlib.sha256(repr(tuple(self.encoder_inputs)).encode()).hexdigest()
+        return f"{read} {self.params.cache_salt!r}"
 
     @property
     def output_ids(self) -> list[int]:

@@ -13,8 +13,9 @@ from queue import Empty, SimpleQueue
 import torch
 
 from outrider.engine.call import ADMITTED, END, Call, Letter
-from outrider.engine.engine import Engine, Progress
+from outrider.engine.engine import Engine
 from outrider.engine.request import Request
+from outrider.engine.turn import Progress
 
 Command = Callable[["Rounds"], None]
 """Something to do between two rounds."""

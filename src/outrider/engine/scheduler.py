@@ -11,42 +11,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.config import SchedulerConfig
-from outrider.engine.request import Request, Status, TokenLogprob
-from outrider.engine.stopping import FinishReason, Stopper, Taken
+from outrider.engine.request import Request, Status
+from outrider.engine.stopping import FinishReason
+from outrider.engine.turn import Progress, Turn
 from outrider.errors import OutriderError
 from outrider.kv.pool import PagedCache
-from outrider.verify.base import Verdict
-
-
-@dataclass(frozen=True, eq=False)
-class Work:
-    """One request's share of a pass."""
-
-    request: Request
-    forced: int
-    """Committed tokens to compute before the anchor."""
-    nodes: int
-    """Most tree nodes, anchor included; 0 while the pass does not reach the anchor."""
-
-    @property
-    def reaches_anchor(self) -> bool:
-        """Whether this pass yields a token."""
-        return self.nodes > 0
 
 
 class Follower(Protocol):
     """What the scheduler asks of a drafter, see :class:`outrider.drafters.base.Drafter`."""
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """How many of the target's rows that can be taken over may be."""
+        """How many of ``most`` reusable target rows a request may adopt."""
         ...
 
     def pause(self, key: str) -> None:
-        """The request has to wait."""
+        """The request is preempted and has to wait."""
         ...
 
 
@@ -57,48 +40,63 @@ class Scheduler:
         cache: the target's pages.
         config: row limits.
         most_nodes: most nodes a drafter's tree may have, anchor included.
-        drafter: told of rows that are taken over.
+        drafter: asked before rows are adopted, told of preemptions.
     """
 
     def __init__(self, cache: PagedCache, config: SchedulerConfig, most_nodes: int, drafter: Follower) -> None:
         self._cache, self._config, self._most_nodes, self._drafter = cache, config, most_nodes, drafter
+        self._preempted = False
+        """Whether the pass being scheduled took a request's pages; nobody is let in then."""
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self._fair_nodes = most_nodes
-        self._promised = 0
-        """Pages that requests whose turn comes later in the pass need for their next row."""
+        self.outbox: list[Progress] = []
+        """What happened to requests and was not handed out yet."""
+        self.draft_rows = 0
+        """Rows of the scheduled pass that drafts may take, all requests together."""
 
     @property
     def idle(self) -> bool:
-        """Whether no request is left."""
-        return not self.waiting and not self.running
+        """Whether no request is left, and nothing that happened is still to be handed out."""
+        return not (self.waiting or self.running or self.outbox)
+
+    def hand_out(self) -> list[Progress]:
+        """What happened since the last call."""
+        outbox, self.outbox = self.outbox, []
+        return outbox
 
     def add(self, request: Request) -> None:
         """Queue a request."""
         self.waiting.append(request)
+        if request.salt is not None:
+            self._cache.salts[request.id] = request.salt
 
-    def schedule(self) -> tuple[list[Work], list[Request]]:
-        """The next pass.
+    def schedule(self) -> list[Turn]:
+        """Decide who takes part in the next pass: decoding requests first, then prompts, then waiting requests.
 
-        Returns:
-            The work, decoding requests first, and the requests that lost their pages to make room.
+        Every turn has its pages, those for drafts left out; see :meth:`reserve`.
         """
-        work: list[Work] = []
-        preempted: list[Request] = []
+        turns: list[Turn] = []
         rows = self._config.max_rows
-        self._fair_nodes = self._drafting_share()
-        self._promised = sum(self._needs_page(request) for request in self.running)
-        for request in sorted(self.running, key=lambda request: request.pending > 1):
-            if request.status is not Status.RUNNING or rows == 0:
-                continue
-            self._promised -= self._needs_page(request)
-            share = self._share(request, rows)
-            if self._make_room(request, share, work, preempted):
-                work.append(share)
-                self._cache.extend(request.id, request.computed + share.forced + share.nodes)
-                rows -= share.forced + share.nodes
+        for request in [request for request in self.running if request.pending == 1]:
+            if rows and self._join(turns, request, Turn(request, 0, self._most_nodes_of(request))):
+                rows -= 1
+        self.draft_rows = min(self._spare_rows(), sum(turn.most_nodes - 1 for turn in turns))
+        rows -= self.draft_rows
+        for request in [request for request in self.running if request.pending > 1]:
+            if rows and request.status is Status.RUNNING:
+                turn = self._prompt_turn(request, rows)
+                rows -= self._join(turns, request, turn) and turn.least_rows
+        if not self._preempted:
+            self._admit(turns, rows)
+        self._preempted = False
+        for turn in turns:
+            turn.request.round_number += turn.reaches_anchor
+        return turns
+
+    def _admit(self, turns: list[Turn], rows: int) -> None:
+        """Let waiting requests in, in order, while the pass has rows and the cache has pages for them."""
         place = 0
-        while rows and place < len(self.waiting) and len(self.running) < self._config.max_running and not preempted:
+        while rows and place < len(self.waiting) and len(self.running) < self._config.max_running:
             request = self.waiting[place]
             if self._cache.free_rows <= request.refused_at:
                 break
@@ -108,18 +106,25 @@ class Scheduler:
             if not self._let_in(request):
                 break
             del self.waiting[place]
-            share = self._share(request, rows)
-            self._cache.extend(request.id, request.computed + share.forced + share.nodes)
-            work.append(share)
-            rows -= share.forced + share.nodes
-        for item in work:
-            item.request.round_number += item.reaches_anchor
-        return work, preempted
+            turn = self._prompt_turn(request, rows)
+            self._cache.extend(request.id, request.computed + turn.least_rows)
+            turns.append(turn)
+            rows -= turn.least_rows
+
+    def reserve(self, turns: Sequence[Turn]) -> None:
+        """Find pages for the turns' budgets; a budget without pages is cut, and nobody is preempted for drafts."""
+        for turn in turns:
+            if turn.budget.nodes > 1:
+                request = turn.request
+                room = self._cache.most_rows(request.id, 0) - request.computed
+                if room < turn.budget.nodes:
+                    turn.budget = turn.budget._replace(nodes=room)
+                self._cache.extend(request.id, request.computed + turn.budget.nodes)
 
     def _let_in(self, request: Request) -> bool:
         """Start a request with the rows others have computed; False while there is no room for the rest of them."""
         free = self._cache.free_rows
-        known = self._cache.known_rows(request.inputs, request.reusable)
+        known = self._cache.known_rows(request.inputs, request.reusable, request.salt)
         known = self._drafter.adopt(request.id, request.inputs, known)
         found = self._cache.reuse(request.id, request.inputs, known)
         if self._cache.shortage(request.id, request.wanted):
@@ -150,48 +155,44 @@ class Scheduler:
         found = [
             (leader, common_rows(leader.inputs, request.inputs, most, page_size))
             for leader in self.running
-            if leader.pending > 1
+            if leader.pending > 1 and leader.salt == request.salt
         ]
         best = max(found, key=lambda pair: pair[1], default=None)
-        return best if best and best[1] > self._cache.known_rows(request.inputs, most) else None
+        return best if best and best[1] > self._cache.known_rows(request.inputs, most, request.salt) else None
 
-    def _drafting_share(self) -> int:
-        """Nodes each decoding request may use, so that drafts never take the row that lets another one go on.
+    def _spare_rows(self) -> int:
+        """Rows of a pass that drafts may take: never one that lets another request go on.
 
         One row for every running request and a prompt's chunk for those that wait come first.
         """
-        decoding = sum(request.pending == 1 for request in self.running)
-        prompts = bool(self.waiting) or decoding < len(self.running)
+        prompts = bool(self.waiting) or any(request.pending > 1 for request in self.running)
         reserved = min(self._config.prefill_chunk, self._config.max_rows // 2) if prompts else 0
-        spare = self._config.max_rows - len(self.running) - reserved
-        return 1 + max(0, spare) // max(1, decoding)
+        return max(0, self._config.max_rows - len(self.running) - reserved)
 
-    def _share(self, request: Request, rows: int) -> Work:
+    def _most_nodes_of(self, request: Request) -> int:
+        # Where one token is left, the anchor's row gives it.
+        return self._most_nodes if request.drafting and request.limit - request.wanted > 1 else 1
+
+    def _prompt_turn(self, request: Request, rows: int) -> Turn:
         pending = request.pending
-        if pending > 1:
-            chunk = min(pending, self._config.prefill_chunk, rows)
-            return Work(request, chunk - (chunk == pending), int(chunk == pending))
-        nodes = min(self._most_nodes, self._fair_nodes, rows) if request.drafting else 1
-        if request.limit - request.wanted <= 1:
-            nodes = 1  # one token is left, and the anchor's row gives it
-        room = self._cache.most_rows(request.id, self._promised) - request.computed
-        return Work(request, 0, max(1, min(nodes, room)))
+        chunk = min(pending, self._config.prefill_chunk, rows)
+        return Turn(request, chunk - (chunk == pending), int(chunk == pending))
 
-    def _needs_page(self, request: Request) -> bool:
-        """Whether a decoding request's next row stands on a page it does not own yet."""
-        return request.pending == 1 and self._cache.owned_rows(request.id) <= request.computed
-
-    def _make_room(self, request: Request, share: Work, work: Sequence[Work], preempted: list[Request]) -> bool:
-        """Free pages for a share by preempting the youngest requests; False when the request itself must wait."""
-        while self._cache.shortage(request.id, request.computed + share.forced + share.nodes):
-            scheduled = {item.request.id for item in work}
+    def _join(self, turns: list[Turn], request: Request, turn: Turn) -> bool:
+        """Add a turn with its pages, preempting the newest requests where need be; False where it must wait itself."""
+        if request.status is not Status.RUNNING:
+            return False
+        rows = request.computed + turn.least_rows
+        while not self._cache.extend(request.id, rows):
+            scheduled = {item.request.id for item in turns}
             victim = next((r for r in reversed(self.running) if r.id not in scheduled), None)
             if victim is None:
                 return False
             self.preempt(victim)
-            preempted.append(victim)
+            self._preempted = True
             if victim is request:
                 return False
+        turns.append(turn)
         return True
 
     def preempt(self, request: Request) -> None:
@@ -200,55 +201,52 @@ class Scheduler:
         self._cache.release(request.id)
         request.computed, request.status = 0, Status.WAITING
         self.waiting.appendleft(request)
+        self._drafter.pause(request.id)
 
-    def advance(self, request: Request, rows: int) -> None:
-        """Prompt rows were computed and no token came of it."""
-        request.computed += rows
-        self._cache.share(request.id, request.inputs, request.computed)
-
-    def commit(
-        self,
-        item: Work,
-        verdict: Verdict,
-        taken: Taken,
-        stopper: Stopper,
-        logprobs: Sequence[TokenLogprob],
-        error: Exception | None,
-    ) -> None:
-        """Take what a round emitted into its request.
-
-        Args:
-            item: the request's share of the pass.
-            verdict: what was accepted, cut to what the output takes.
-            taken: what the output takes.
-            stopper: watches what follows.
-            logprobs: of the emitted tokens, where they were asked for.
-            error: why the request cannot go on after them.
-        """
-        request = item.request
-        request.stopper = stopper
-        request.logprobs += logprobs
-        request.computed += item.forced + 1 + len(verdict.path)
-        if item.forced == 0:
+    def commit(self, turn: Turn) -> None:
+        """Take what a round made of a turn into its request, all or none: whatever can fail comes first."""
+        request, verdict, taken = turn.request, turn.verdict, turn.taken
+        self._cache.commit(request.id, request.computed, turn.kept)
+        if verdict is not None:
+            request.sampler.commit(verdict.tokens)
+        request.computed += len(turn.kept)
+        request.prompt_logprobs += turn.prompt_logprobs
+        if verdict is None or taken is None or turn.stopper is None:
+            return
+        request.stopper = turn.stopper
+        request.logprobs += turn.logprobs
+        if turn.decodes:
             request.stats.add(verdict)
         request.inputs += verdict.tokens
-        self._cache.share(request.id, request.inputs, request.computed)
-        request.sampler.commit(verdict.tokens)
         if taken.text:
             request.text.append(taken.text)
+        ended = taken.finish_reason is not None
         if taken.finish_reason is not None:
             request.stop_reason = taken.stop_reason
             failed = taken.finish_reason is FinishReason.ERROR
-            self.finish(request, taken.finish_reason, _sentence(error) if failed else None)
+            self._end(request, taken.finish_reason, _sentence(turn.error) if failed else None)
+        self.outbox.append(Progress(request, verdict.tokens, len(verdict.path), taken.text, ended))
 
-    def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
-        """End a request and give back its pages; safe at any point between rounds."""
+    def settle(self, request: Request) -> None:
+        """After a commit: offer a running request's full pages to others, give back those of one that has ended."""
+        # Rows of a request whose logits were no numbers may hold none either, and are not handed on.
+        sound = request.finish_reason is not FinishReason.ERROR
+        if sound and self._cache.holds(request.id):
+            self._cache.share(request.id, request.inputs, request.computed)
         if request.status is Status.FINISHED:
-            return
+            self._cache.release(request.id, keep=sound)
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """End a request and give back its pages; safe at any point between rounds."""
+        if request.status is not Status.FINISHED:
+            self._end(request, reason, None)
+            self.outbox.append(Progress(request, finished=True))
+            self.settle(request)
+
+    def _end(self, request: Request, reason: FinishReason, error: str | None) -> None:
         (self.running if request.status is Status.RUNNING else self.waiting).remove(request)
         request.status, request.finish_reason, request.error = Status.FINISHED, reason, error
-        # Rows of a request whose logits were no numbers may hold none either, and are not handed on.
-        self._cache.release(request.id, keep=reason is not FinishReason.ERROR)
+        self._cache.salts.pop(request.id, None)
 
 
 def _sentence(error: Exception | None) -> str:

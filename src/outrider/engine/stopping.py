@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,7 +74,8 @@ class Stopper:
         Returns:
             What the output takes, and the stopper of the next round.
         """
-        later = copy(self)
+        later = Stopper.__new__(Stopper)
+        later.__dict__.update(self.__dict__)  # copy.copy takes ten times as long
         later._stream = self._stream.fork() if self._stream else None
         return later._advance(tokens, failed), later
 

@@ -7,9 +7,9 @@ tree's nodes and the keys lie on pages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -147,6 +147,37 @@ class GatedNetwork(nn.Module):
         return self.down_proj(nn.functional.silu(self.gate_proj(rows)) * self.up_proj(rows))
 
 
+@dataclass(frozen=True, eq=False)
+class BlockParts:
+    """What a block is made of; a norm without a weight is none."""
+
+    attention: Attention
+    network: GatedNetwork
+    attention_norm: nn.Module | None
+    network_norm: nn.Module
+    beside_norm: nn.Module | None = None
+    joins: bool = False
+    """Whether attention reads [row beside it; row]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What a head's step is made of, as data: whoever knows its blocks computes it without the head's own code."""
+
+    shape: BlockShape
+    rotation: tuple[torch.Tensor, float]
+    """Inverse frequencies, and what multiplies cosines and sines."""
+    blocks: Sequence[BlockParts]
+    entry: nn.Linear | None = None
+    """Makes the first block's row of [row beside it; row]."""
+    entry_norm: nn.Module | None = None
+    """Of the first block's rows, the residual stream included."""
+    final_norm: nn.Module | None = None
+    lm_head: nn.Linear | None = None
+    answers_normed: bool = False
+    """Whether a step answers with rows after the final norm."""
+
+
 class Block(nn.Module):
     """A pre-norm decoder block.
 
@@ -162,7 +193,21 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.width, shape.norm_epsilon)
         self.mlp = GatedNetwork(shape)
 
+    @property
+    def parts(self) -> BlockParts:
+        """What it is made of."""
+        return BlockParts(self.self_attn, self.mlp, self.input_layernorm, self.post_attention_layernorm)
+
     def forward(self, rows: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
         """[batch, rows, width] → [batch, rows, width]."""
         rows = rows + self.self_attn(self.input_layernorm(rows), turns, attend)
         return rows + self.mlp(self.post_attention_layernorm(rows))
+
+
+class Slots(NamedTuple):
+    """What one pass says of a block's drafted slots."""
+
+    hidden: torch.Tensor
+    """[..., drafts, width], normed."""
+    logits: torch.Tensor
+    """[..., drafts, vocabulary], before correction."""

@@ -31,7 +31,7 @@ class BlockwiseConfig:
     """It reads no block's output, only the rows after the final norm."""
 
 
-class Blockwise(nn.Module):
+class BlockwiseHead(nn.Module):
     """x_d = x + W₂·ReLU(W₁·x), all d at once, and the target's own LM head on each."""
 
     ids: torch.Tensor
@@ -53,7 +53,7 @@ class Blockwise(nn.Module):
     @classmethod
     def initial(
         cls, config: BlockwiseConfig, target: TargetModel, ids: torch.Tensor | None = None, seed: int = 0
-    ) -> Blockwise:
+    ) -> BlockwiseHead:
         """The layer as it is before training: each guess is the target's own next token.
 
         Args:
@@ -98,4 +98,4 @@ class Blockwise(nn.Module):
         self.projection = self.projection[:0]
 
 
-CONFIG, HEAD = BlockwiseConfig, Blockwise
+CONFIG, HEAD = BlockwiseConfig, BlockwiseHead

@@ -1,7 +1,7 @@
 """A trained head on disk: a folder with ``config.json`` and ``model.safetensors``.
 
 ``config.json`` names the kind of head (a file of this package), its configuration, the target it was made for and how
-it was trained.  Formats of other projects are translated into the same thing.
+it was trained.  :mod:`outrider.heads.loading` reads it, and translates formats of other projects into it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Protocol, get_type_hints
@@ -21,10 +20,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from outrider.errors import ConfigError, ModelError, cause
+from outrider.files import replacing
 from outrider.heads.packed import from_stored, to_stored
-from outrider.models.shipped import head_folder, shipped_heads
 
 VERSION: Final = 1
+MARK: Final = "outrider_head"
+"""The key of ``config.json`` that only this format has; its value is the version."""
 CONFIG: Final = "config.json"
 TENSORS: Final = "model.safetensors"
 
@@ -170,7 +171,7 @@ def write_head(folder: Path, checkpoint: HeadCheckpoint, kinds: Mapping[str, str
             "use the folder as it is, which loads by path"
         )
     told = {
-        "outrider_head": VERSION,
+        MARK: VERSION,
         "kind": checkpoint.kind,
         "config": dataclasses.asdict(checkpoint.config),
         "target": dataclasses.asdict(checkpoint.target),
@@ -193,35 +194,24 @@ def write_files(
     Raises:
         ConfigError: the folder cannot be written.
     """
-    partial = folder / f"{TENSORS}.partial"
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, partial, metadata=marks)
-        partial.replace(folder / TENSORS)
+        with replacing(folder / TENSORS, synced=False) as partial:
+            save_file(tensors, partial, metadata=marks)
         (folder / CONFIG).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
-def read_head(folder: str | Path) -> HeadCheckpoint:
-    """Read a head that :func:`write_head` has written, or one in a format of another project.
+def read_own(place: Path, told: Mapping[str, Any]) -> HeadCheckpoint:
+    """Read a head that :func:`write_head` has written.
 
     Args:
-        folder: where it lies, or the name of one that comes along.
+        place: its folder.
+        told: its ``config.json``.
 
     Raises:
-        ModelError: there is none, or its files cannot be read; in one sentence.
+        ModelError: its files cannot be read; in one sentence.
     """
-    place = head_folder(folder)
-    if not (place / CONFIG).is_file():
-        along = ", ".join(head.name for head in shipped_heads()) or "none"
-        raise ModelError(
-            f"there is no head {str(folder)!r}: no folder with a {CONFIG}; those that come along are: {along}"
-        )
-    told = read_json(place / CONFIG)
-    if "outrider_head" not in told:
-        from outrider.heads.formats.base import read_foreign
-
-        return read_foreign(place, told)
-    if told.get("outrider_head") != VERSION:
+    if told.get(MARK) != VERSION:
         raise ModelError(f"{place.name}: {CONFIG} does not say that this is a head of version {VERSION}")
     try:
         config = from_plain(_parts(str(told["kind"]))[0], told["config"])
@@ -255,23 +245,6 @@ def _restored(place: str, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple
             yield name, from_stored(tensor, kind, int(columns), len(tensor))
         except (ValueError, ConfigError) as error:
             raise ModelError(f"{place}: {written!r} is not stored as its name says: {error}") from error
-
-
-def kind_of(folder: str | Path) -> str | None:
-    """The kind of the head in a folder or of a name that comes along; None where there is none that can be read."""
-    config = head_folder(folder) / CONFIG
-    try:
-        told = read_json(config)
-        own = "outrider_head" in told
-        return str(told["kind"]) if own else _foreign_kind(str(config.parent), config.stat().st_mtime_ns)
-    except (ModelError, KeyError):
-        return None
-
-
-@lru_cache(maxsize=8)
-def _foreign_kind(folder: str, changed: int) -> str:
-    """The kind of a head in another project's format; choosing a method asks often, and reading takes all weights."""
-    return read_head(folder).kind
 
 
 def read_json(file: Path) -> dict[str, Any]:

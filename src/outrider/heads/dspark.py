@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 from torch import nn
 
 from outrider.errors import ModelError
-from outrider.heads.blocks import Attend, Block, BlockShape, Rotary, own_embedding
+from outrider.heads.blocks import Attend, Block, BlockShape, Parts, Rotary, Slots, own_embedding
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,6 @@ class DSparkConfig:
     def drafts(self) -> int:
         """Tokens of one block."""
         return self.slots - (not self.draft_from_anchor)
-
-
-class Slots(NamedTuple):
-    """What one pass says of a block's drafted slots."""
-
-    hidden: torch.Tensor
-    """[..., drafts, width], normed."""
-    logits: torch.Tensor
-    """[..., drafts, vocabulary], before correction."""
 
 
 class NoCorrection(nn.Module):
@@ -189,6 +180,17 @@ class DSparkHead(nn.Module):
     def fuse(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
         """The context rows that every layer's keys and values come from: [..., target width] each → [..., width]."""
         return self.hidden_norm(self.fc(torch.cat(tuple(features), dim=-1)))
+
+    def parts(self) -> Parts:
+        """See :class:`outrider.heads.runner.BlockHead`."""
+        return Parts(
+            self.config.block,
+            self.rotary.rotation,
+            [layer.parts for layer in self.layers],
+            final_norm=self.norm,
+            lm_head=self.lm_head,
+            answers_normed=True,
+        )
 
     def context(self, fused: torch.Tensor, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Each layer's keys and values of context rows.

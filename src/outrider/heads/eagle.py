@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from outrider.heads.blocks import Attend, Block, BlockShape, Rotary, own_embedding
+from outrider.heads.blocks import Attend, Block, BlockShape, Parts, Rotary, own_embedding
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class EagleHead(nn.Module):
         width = config.block.width
         self.embed_tokens = own_embedding(config.embedding, config.block)
         self.fc = nn.Linear(2 * width, width, bias=config.joint_bias)
-        self.layers = nn.ModuleList(
+        self.layers: Sequence[Block] = nn.ModuleList(  # type: ignore[assignment]
             Block(config.block, first_norm=config.first_norm or index > 0) for index in range(config.blocks)
         )
         self.rotary = Rotary(config.block)
@@ -52,6 +52,10 @@ class EagleHead(nn.Module):
         """The rows of the layers it reads, as its steps take them."""
         (rows,) = features
         return rows
+
+    def parts(self) -> Parts:
+        """See :class:`outrider.heads.runner.FeatureHead`."""
+        return Parts(self.config.block, self.rotary.rotation, [layer.parts for layer in self.layers], entry=self.fc)
 
     def forward(
         self, embeddings: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, attend: Attend

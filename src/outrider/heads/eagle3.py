@@ -7,11 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
 
-from outrider.heads.blocks import Attend, Attention, BlockShape, GatedNetwork, Rotary, own_embedding
+from outrider.heads.blocks import (
+    Attend,
+    Attention,
+    BlockParts,
+    BlockShape,
+    GatedNetwork,
+    Parts,
+    Rotary,
+    own_embedding,
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,7 @@ class Eagle3Config:
     fusion_bias: bool = False
     embedding: int = 0
     """Rows of an embedding of its own; 0 is the target's."""
+    blocks: ClassVar[int] = 1
 
 
 class Eagle3Block(nn.Module):
@@ -112,6 +123,27 @@ class Eagle3Head(nn.Module):
         if self.config.feature_norms:
             features = [norm(rows) for norm, rows in zip(self.feature_norms, features, strict=True)]
         return self.fc(self.joined_norm(torch.cat(tuple(features), dim=-1)))
+
+    def parts(self) -> Parts:
+        """See :class:`outrider.heads.runner.FeatureHead`."""
+        layer, first = self.midlayer, self.config.norm_before_residual
+        block = BlockParts(
+            layer.self_attn,
+            layer.mlp,
+            None if first else layer.hidden_norm,
+            layer.post_attention_layernorm,
+            beside_norm=layer.input_layernorm,
+            joins=True,
+        )
+        return Parts(
+            self.config.block,
+            self.rotary.rotation,
+            [block],
+            entry_norm=layer.hidden_norm if first else None,
+            final_norm=self.norm,
+            lm_head=self.lm_head,
+            answers_normed=self.config.norm_output,
+        )
 
     def forward(
         self, embeddings: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, attend: Attend

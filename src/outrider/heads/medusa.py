@@ -48,7 +48,7 @@ class ResidualBlock(nn.Module):
         return out
 
 
-class Medusa(nn.Module):
+class MedusaHead(nn.Module):
     """k heads side by side, each of residual blocks and its own LM part."""
 
     ids: torch.Tensor
@@ -66,7 +66,7 @@ class Medusa(nn.Module):
         self.register_buffer("ids", torch.arange(config.vocabulary))
 
     @classmethod
-    def initial(cls, config: MedusaConfig, target: TargetModel, ids: torch.Tensor | None = None) -> Medusa:
+    def initial(cls, config: MedusaConfig, target: TargetModel, ids: torch.Tensor | None = None) -> MedusaHead:
         """Heads as they are before training: each is the target's own LM head.
 
         Args:
@@ -95,4 +95,4 @@ class Medusa(nn.Module):
         return torch.stack(each, -2)
 
 
-CONFIG, HEAD = MedusaConfig, Medusa
+CONFIG, HEAD = MedusaConfig, MedusaHead

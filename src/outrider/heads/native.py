@@ -1,13 +1,13 @@
 """Heads on the CPU kernels: the blocks of a step are one call, from rows to answers and logits.
 
-A torch module costs several times its arithmetic in calls of torch.  Here what a head does is a value, its ``Parts``,
-which the decoder of the kernels runs on the module's own packed matrices; the module stays the specification.
+A torch module costs several times its arithmetic in calls of torch.  Here what a head does is a value, the ``Parts``
+that it gives of itself.  The decoder of the kernels runs them on the module's own packed matrices; the module stays the
+specification, and runs itself where it gives none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -15,13 +15,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from outrider.heads.block_runner import Block, BlockRunner
-from outrider.heads.blocks import Attention, BlockShape, GatedNetwork
-from outrider.heads.dspark import DSparkHead, Slots
-from outrider.heads.eagle import EagleHead
-from outrider.heads.eagle3 import Eagle3Head
+from outrider.heads.blocks import BlockParts, Parts, Slots
 from outrider.heads.packed import PackedLinear
-from outrider.heads.runner import FeatureRunner
+from outrider.heads.runner import BlockHead, BlockRunner, DraftedBlock, FeatureHead, FeatureRunner
 from outrider.kernels.native import cpu
 from outrider.kv.pool import PagedCache
 from outrider.models.base import TargetModel
@@ -38,92 +34,6 @@ _MATRICES: Final = {
     "up": "network.up_proj",
     "down": "network.down_proj",
 }
-
-
-@dataclass(frozen=True, eq=False)
-class BlockParts:
-    """What a block is made of; a norm without a weight is none."""
-
-    attention: Attention
-    network: GatedNetwork
-    attention_norm: nn.Module | None
-    network_norm: nn.Module
-    beside_norm: nn.Module | None = None
-    joins: bool = False
-    """Whether attention reads [row beside it; row]."""
-
-
-@dataclass(frozen=True, eq=False)
-class Parts:
-    """What a head's step is made of."""
-
-    shape: BlockShape
-    rotation: tuple[torch.Tensor, float]
-    """Inverse frequencies, and what multiplies cosines and sines."""
-    blocks: Sequence[BlockParts]
-    entry: nn.Linear | None = None
-    """Makes the first block's row of [row beside it; row]."""
-    entry_norm: nn.Module | None = None
-    """Of the first block's rows, the residual stream included."""
-    final_norm: nn.Module | None = None
-    lm_head: nn.Linear | None = None
-    answers_normed: bool = False
-    """Whether a step answers with rows after the final norm."""
-
-
-def _blocks(layers: Any) -> list[BlockParts]:
-    return [
-        BlockParts(layer.self_attn, layer.mlp, layer.input_layernorm, layer.post_attention_layernorm)
-        for layer in layers
-    ]
-
-
-def _eagle(head: EagleHead) -> Parts:
-    return Parts(head.config.block, head.rotary.rotation, _blocks(head.layers), entry=head.fc)
-
-
-def _eagle3(head: Eagle3Head) -> Parts:
-    layer, first = head.midlayer, head.config.norm_before_residual
-    block = BlockParts(
-        layer.self_attn,
-        layer.mlp,
-        None if first else layer.hidden_norm,
-        layer.post_attention_layernorm,
-        beside_norm=layer.input_layernorm,
-        joins=True,
-    )
-    return Parts(
-        head.config.block,
-        head.rotary.rotation,
-        [block],
-        entry_norm=layer.hidden_norm if first else None,
-        final_norm=head.norm,
-        lm_head=head.lm_head,
-        answers_normed=head.config.norm_output,
-    )
-
-
-def _dspark(head: DSparkHead) -> Parts:
-    return Parts(
-        head.config.block,
-        head.rotary.rotation,
-        _blocks(head.layers),
-        final_norm=head.norm,
-        lm_head=head.lm_head,
-        answers_normed=True,
-    )
-
-
-_PARTS: Final[dict[type[nn.Module], Callable[[Any], Parts]]] = {
-    EagleHead: _eagle,
-    Eagle3Head: _eagle3,
-    DSparkHead: _dspark,
-}
-
-
-def parts_of(head: nn.Module) -> Parts:
-    """What the step of a head is made of, for heads whose blocks the kernels know."""
-    return _PARTS[type(head)](head)
 
 
 class Stack:
@@ -205,16 +115,16 @@ class Stack:
 
 
 class NativeFeatureRunner(FeatureRunner):
-    """An EAGLE head that is ready to run on the CPU kernels."""
+    """A feature head that is ready to run on the CPU kernels."""
 
-    def __init__(self, head: Any, target: TargetModel) -> None:
+    def __init__(self, head: FeatureHead, target: TargetModel) -> None:
         super().__init__(head, target)
-        self._stack = Stack(parts_of(self._head))
+        self._stack = _stack(self._head)
         self.row_bytes = self._stack.row_bytes
 
     @torch.inference_mode()
     def forward(self, batch: TreeBatch, features: torch.Tensor, cache: PagedCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """See :class:`outrider.drafters._feature_drafter.FeatureModel`."""
+        """See :class:`outrider.heads.runner.FeatureRunner`."""
         answers, logits = self._stack.forward(features, self._embed(batch.tokens), batch, cache)
         if not self._stack.vocabulary:
             logits = self._target.unembed(answers[batch.wanted])
@@ -224,39 +134,45 @@ class NativeFeatureRunner(FeatureRunner):
 class NativeBlockRunner(BlockRunner):
     """A block head that is ready to run on the CPU kernels."""
 
-    def __init__(self, head: DSparkHead, target: TargetModel) -> None:
+    def __init__(self, head: BlockHead, target: TargetModel) -> None:
         super().__init__(head, target)
-        self._stack = Stack(parts_of(self._head))
+        self._stack = _stack(self._head)
         self.row_bytes = self._stack.row_bytes
 
     @torch.inference_mode()
     def extend(self, batch: TreeBatch, features: Sequence[torch.Tensor], cache: PagedCache) -> None:
-        """See :class:`outrider.heads.block_runner.BlockRunner`."""
+        """See :class:`outrider.heads.runner.BlockRunner`."""
         self._stack.write_keys(self._head.fuse([rows.float() for rows in features]), batch, cache)
 
     @torch.inference_mode()
-    def block(self, batch: TreeBatch, cache: PagedCache) -> Block:
-        """See :class:`outrider.heads.block_runner.BlockRunner`."""
+    def block(self, batch: TreeBatch, cache: PagedCache) -> DraftedBlock:
+        """See :class:`outrider.heads.runner.BlockRunner`."""
         drafted = torch.arange(len(batch.tokens)).view(-1, self.slots)[:, -self.drafts :]
         answers, logits = self._stack.forward(self._embed(batch.tokens), None, batch, cache, wanted=drafted.flatten())
         hidden = answers[drafted]
         if not self._stack.vocabulary:
             logits = self._target.unembed(hidden.flatten(0, 1))
-        return Block(self._head, Slots(hidden, logits.unflatten(0, drafted.shape)), self._ids)
+        return DraftedBlock(self._head, Slots(hidden, logits.unflatten(0, drafted.shape)), self._ids)
 
 
-def feature_runner(head: Any, target: TargetModel) -> FeatureRunner:
-    """An EAGLE head, ready to run where its target does."""
-    return (NativeFeatureRunner if _kernels_serve(target) else FeatureRunner)(head, target)
+def feature_runner(head: FeatureHead, target: TargetModel) -> FeatureRunner:
+    """A feature head, ready to run where its target does."""
+    return (NativeFeatureRunner if _kernels_serve(head, target) else FeatureRunner)(head, target)
 
 
-def block_runner(head: DSparkHead, target: TargetModel) -> BlockRunner:
+def block_runner(head: BlockHead, target: TargetModel) -> BlockRunner:
     """A block head, ready to run where its target does."""
-    return (NativeBlockRunner if _kernels_serve(target) else BlockRunner)(head, target)
+    return (NativeBlockRunner if _kernels_serve(head, target) else BlockRunner)(head, target)
 
 
-def _kernels_serve(target: TargetModel) -> bool:
-    return cpu is not None and target.device.type == "cpu"
+def _kernels_serve(head: FeatureHead | BlockHead, target: TargetModel) -> bool:
+    return cpu is not None and target.device.type == "cpu" and head.parts() is not None
+
+
+def _stack(head: FeatureHead | BlockHead) -> Stack:
+    parts = head.parts()
+    assert parts is not None, "asked only of heads that the kernels serve"
+    return Stack(parts)
 
 
 def _sizes(parts: Parts, vocabulary: int) -> dict[str, Any]:

@@ -6,107 +6,25 @@ One cache per model, one page table per (request, model).  Rows of a sequence, l
     │ full, never written │  read by every row, written once  │ forced rows, then tree nodes, provisional until commit
 
 A commit moves the accepted nodes' rows together behind ``computed``; nothing else is ever copied, and rejected rows
-are simply overwritten.  A page that has filled with committed rows is shared: other sequences whose text begins alike
-own it too, and when nobody does it stays, least recently used first to go, until its room is needed.
+are simply overwritten (:mod:`outrider.kv.state`).  A page that has filled with committed rows is shared: other
+sequences whose text begins alike own it too, and when nobody does it stays, least recently used first to go, until its
+room is needed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar, cast
 
-import torch
+import numpy as np
 
-from outrider.kv.prefix import PrefixIndex, PrefixNode
+from outrider.kv.page_table import PageTable
+from outrider.kv.prefix import PrefixIndex
+from outrider.kv.state import Kept, LayerState
 
 _UNSET: Final = -1
-
-
-class PageTable:
-    """The pages of one sequence in one model's cache.
-
-    Args:
-        page_size: rows per page.
-        node: where the sequence's text begins in the prefix index; None shares nothing.
-    """
-
-    def __init__(self, page_size: int, node: PrefixNode | None = None) -> None:
-        self._page_size = page_size
-        self.pages: list[int] = []
-        self.shared = 0
-        """How many pages, from the first, others may own as well: they are never written again."""
-        self.node = node
-        """The last shared page in the prefix index; None where nothing is shared any more."""
-        self._slots = torch.empty(0, dtype=torch.int64)
-        self._offsets = torch.arange(page_size, dtype=torch.int64)
-        self._gaps = 0
-
-    @property
-    def contiguous(self) -> bool:
-        """Whether the pages lie side by side, in order."""
-        return self._gaps == 0
-
-    @property
-    def rows(self) -> int:
-        """Rows the pages can hold."""
-        return len(self.pages) * self._page_size
-
-    def add(self, page: int) -> None:
-        """Append a page."""
-        first = self.rows
-        self.pages.append(page)
-        self._gaps += self._gap(len(self.pages) - 1)
-        if len(self._slots) < self.rows:
-            grown = torch.empty(max(2 * len(self._slots), self.rows), dtype=torch.int64)
-            grown[:first] = self._slots[:first]
-            self._slots = grown
-        self._slots[first : self.rows] = self._offsets + page * self._page_size
-
-    def replace(self, place: int, page: int) -> None:
-        """Put another page that holds the same rows in one's place."""
-        self._gaps -= self._gap(place) + self._gap(place + 1)
-        self.pages[place] = page
-        self._gaps += self._gap(place) + self._gap(place + 1)
-        first = place * self._page_size
-        self._slots[first : first + self._page_size] = self._offsets + page * self._page_size
-
-    def _gap(self, place: int) -> bool:
-        """Whether a page is not the neighbour of the one before it."""
-        return 0 < place < len(self.pages) and self.pages[place] != self.pages[place - 1] + 1
-
-    def slots(self, start: int, stop: int) -> torch.Tensor:
-        """Cache slots of rows start … stop − 1, int64 on the CPU; a view.
-
-        Raises:
-            IndexError: the sequence has no page for some of them.
-        """
-        if stop > self.rows:
-            raise IndexError(f"rows {start} to {stop - 1} were asked for, but the pages hold {self.rows}")
-        return self._slots[start:stop]
-
-    def slot(self, row: int) -> int:
-        """Cache slot of one row."""
-        return self.pages[row // self._page_size] * self._page_size + row % self._page_size
-
-
-class LayerStore:
-    """Keys and values of one layer, ``[heads, slots, width]``; made at the first write, when the shapes are known.
-
-    Heads come first because attention reads one head's rows at a time: side by side they are read in one stream.
-
-    Args:
-        slots: rows to hold.
-        key: [heads, any, width], of which shape, precision and device are taken.
-        value: [heads, any, value width], likewise.
-    """
-
-    def __init__(self, slots: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        with torch.inference_mode(False):  # an inference tensor could not be written between passes
-            self.keys, self.values = (
-                torch.empty(rows.shape[0], slots, rows.shape[2], dtype=rows.dtype, device=rows.device)
-                for rows in (key, value)
-            )
+_State = TypeVar("_State", bound=LayerState)
 
 
 class PagedCache:
@@ -116,17 +34,24 @@ class PagedCache:
         pages: how many pages there are.
         page_size: rows per page.
         shares: whether a sequence may take over pages that another one has computed.
+        salts: read at a sequence's begin, see :attr:`salts`.
     """
 
     index_type: type[PrefixIndex] = PrefixIndex
 
-    def __init__(self, pages: int, page_size: int, *, shares: bool = False) -> None:
+    def __init__(
+        self, pages: int, page_size: int, *, shares: bool = False, salts: dict[str, str] | None = None
+    ) -> None:
         self.page_size, self.shares, self._total = page_size, shares, pages
         self._free = set(range(pages))
         self._owners = [0] * pages
         self._tables: dict[str, PageTable] = {}
         self._index = self.index_type(page_size)
-        self.layers: dict[int, LayerStore] = {}
+        self.salts = {} if salts is None else salts
+        """What sets sequences apart that must not share pages with all others of their text, by sequence: pages pass
+        between equal salts alone.  One dict for all caches of a pool, so that no drafter can forget it."""
+        self.layers: dict[int, LayerState] = {}
+        """State of each layer that has had a pass, by the number its model gives it."""
 
     @property
     def slots(self) -> int:
@@ -142,6 +67,22 @@ class PagedCache:
     def _spare(self) -> int:
         return len(self._free) + self._index.unowned
 
+    @property
+    def _in_pages(self) -> bool:
+        return all(layer.in_pages for layer in self.layers.values())
+
+    def layer(self, number: int, make: Callable[[], _State]) -> _State:
+        """The state of one layer.
+
+        Args:
+            number: by which its model knows it.
+            make: makes it, empty, when it is first asked for.
+        """
+        state = self.layers.get(number)
+        if state is None:
+            state = self.layers[number] = make()
+        return cast(_State, state)
+
     def holds(self, key: str) -> bool:
         """Whether a sequence owns pages."""
         return key in self._tables
@@ -152,9 +93,10 @@ class PagedCache:
 
     def shortage(self, key: str, rows: int) -> int:
         """Pages that are missing to let a sequence hold this many rows; 0 when it can."""
-        table = self._tables.get(key)
-        owned = len(table.pages) if table else 0
-        return max(0, -(-rows // self.page_size) - owned - self._spare)
+        owned = self.owned_rows(key)
+        if rows <= owned:
+            return 0
+        return max(0, -((owned - rows) // self.page_size) - self._spare)
 
     def owned_rows(self, key: str) -> int:
         """Rows that the pages of a sequence hold."""
@@ -171,9 +113,12 @@ class PagedCache:
         Returns:
             False, with nothing changed, when there are not enough free pages.
         """
+        table = self._tables.get(key)
+        if table is not None and rows <= table.rows:
+            return True
         if self.shortage(key, rows):
             return False
-        table = self._tables.get(key) or self._begin(key)
+        table = table or self._begin(key)
         self._evict(-(-rows // self.page_size) - len(table.pages) - len(self._free))
         while table.rows < rows:
             wish = table.pages[-1] + 1 if table.pages else _UNSET
@@ -184,9 +129,9 @@ class PagedCache:
             table.add(page)
         return True
 
-    def known_rows(self, tokens: Sequence[int], most: int) -> int:
-        """Rows that :meth:`reuse` would take over."""
-        return len(self._index.match(tokens, most)) * self.page_size
+    def known_rows(self, tokens: Sequence[int], most: int, salt: str | None = None) -> int:
+        """Rows that :meth:`reuse` would take over for a sequence of this salt."""
+        return len(self._index.match(tokens, most, salt)) * self.page_size
 
     def reuse(self, key: str, tokens: Sequence[int], most: int) -> int:
         """Begin a sequence with the pages that others shared and that hold its first rows.
@@ -199,7 +144,7 @@ class PagedCache:
         Returns:
             How many rows were: they are right, and must not be written.
         """
-        found = self._index.match(tokens, most)
+        found = self._index.match(tokens, most, self.salts.get(key))
         if found:
             table = self._begin(key)
             for node in found:
@@ -218,8 +163,8 @@ class PagedCache:
             rows: how many of its rows, from the first, are committed.
         """
         table = self._tables[key]
-        while table.node is not None and (table.shared + 1) * self.page_size <= rows:
-            text, page = self._index.page_text(tokens, table.shared), table.pages[table.shared]
+        while table.node is not None and (table.shared + 1) * self.page_size <= rows and self._in_pages:
+            text, page = self._index.edge(tokens, table.shared, table.salt), table.pages[table.shared]
             known = table.node.children.get(text)
             if known is None:
                 known = self._index.add(table.node, text, page)
@@ -231,24 +176,25 @@ class PagedCache:
             table.node, table.shared = known, table.shared + 1
 
     def commit(self, key: str, start: int, kept: Sequence[int]) -> None:
-        """Keep some of a pass's rows and forget the rest.
+        """Keep some of one sequence's rows and forget the rest; see :class:`outrider.kv.state.Kept`."""
+        self.keep([Kept(key, start, kept)])
+
+    def keep(self, kept: Sequence[Kept]) -> None:
+        """Commit the rows of several sequences at once: each layer is asked once, whatever their number.
 
         Args:
-            key: the sequence.
-            start: its first provisional row.
-            kept: accepted rows counted from ``start``, rising; row ``kept[i]`` becomes row ``start + i``.
+            kept: rows of the last pass to keep, by sequence; the other rows of these sequences are forgotten.
         """
-        settled = 0
-        while settled < len(kept) and kept[settled] == settled:
-            settled += 1
-        if settled == len(kept):
-            return
-        table = self._tables[key]
-        source = torch.tensor([table.slot(start + row) for row in kept[settled:]])
-        target = table.slots(start + settled, start + len(kept))
+        source: list[int] = []
+        target: list[int] = []
+        for one in kept:
+            if (settled := one.settled) < len(one.rows):
+                table = self._tables[one.key]
+                source += [table.slot(one.start + row) for row in one.rows[settled:]]
+                target += table.slots(one.start + settled, one.start + len(one.rows)).tolist()
+        here, there = np.array(source, dtype=np.int64), np.array(target, dtype=np.int64)
         for layer in self.layers.values():
-            for store in (layer.keys, layer.values):
-                store[:, target.to(store.device)] = store[:, source.to(store.device)]
+            layer.keep(kept, here, there)
 
     def release(self, key: str, *, keep: bool = True) -> None:
         """Give back every page of a sequence; unknown keys are ignored.
@@ -260,6 +206,8 @@ class PagedCache:
         table = self._tables.pop(key, None)
         if table is None:
             return
+        for layer in self.layers.values():
+            layer.forget(key)
         if not keep:
             self._forget(table)
         for page in reversed(table.pages):  # the deepest first, as the index asks
@@ -298,7 +246,8 @@ class PagedCache:
         return {page for table in self._tables.values() for page in table.pages[: table.shared]} - written
 
     def _begin(self, key: str) -> PageTable:
-        table = self._tables[key] = PageTable(self.page_size, self._index.root if self.shares else None)
+        root = self._index.root if self.shares else None
+        table = self._tables[key] = PageTable(self.page_size, root, self.salts.get(key))
         return table
 
     def _own(self, page: int) -> None:
@@ -361,6 +310,7 @@ class KVPool:
         self._pages = max(1, -(-rows // page_size))
         self._prefix_cache = prefix_cache
         self._caches: dict[str, PagedCache] = {}
+        self._salts: dict[str, str] = {}
 
     @property
     def rows(self) -> int:
@@ -376,7 +326,7 @@ class KVPool:
         """
         if model not in self._caches:
             shares = row_invariant if self._prefix_cache is None else self._prefix_cache
-            self._caches[model] = self.cache_type(self._pages, self.page_size, shares=shares)
+            self._caches[model] = self.cache_type(self._pages, self.page_size, shares=shares, salts=self._salts)
         return self._caches[model]
 
     def forget_prefixes(self) -> None:

@@ -7,7 +7,9 @@ A radix tree whose edges are the token ids of one full page each; four rows to a
 
 The keys and values of a row are a function of the tokens up to it and of nothing else: no request has weights, masks
 or positions of its own.  So the token ids from the start of the text are the whole key, and they are compared, never
-trusted to a hash.  A node is one page of one model's cache, which bounds the tree by the pages there are.
+trusted to a hash.  What else a sequence's rows depend on, or what sets its user apart, is its *salt*: the first edge
+holds it, so sequences of different salts share nothing.  A node is one page of one model's cache, which bounds the tree
+by the pages there are.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-Text = tuple[int, ...]
-"""The token ids of one page."""
+Text = tuple[int | str, ...]
+"""The token ids of one page; a salt stands before those of the first."""
 
 
 class PrefixNode:
@@ -57,11 +59,16 @@ class PrefixIndex:
         """The key of a text's page: its token ids."""
         return tuple(tokens[page * self._page_size : (page + 1) * self._page_size])
 
-    def match(self, tokens: Sequence[int], rows: int) -> list[PrefixNode]:
+    def edge(self, tokens: Sequence[int], page: int, salt: str | None) -> Text:
+        """What leads from the page before to a text's page."""
+        text = self.page_text(tokens, page)
+        return text if salt is None or page else (salt, *text)
+
+    def match(self, tokens: Sequence[int], rows: int, salt: str | None) -> list[PrefixNode]:
         """The nodes of the longest known beginning of a text, as far as whole pages fit into so many rows."""
         node, found = self.root, []
         for page in range(rows // self._page_size):
-            following = node.children.get(self.page_text(tokens, page))
+            following = node.children.get(self.edge(tokens, page, salt))
             if following is None:
                 break
             found.append(following)
@@ -134,7 +141,8 @@ class PrefixIndex:
             node = below.pop()
             assert node.page is not None
             assert node.page not in seen, f"page {node.page} stands in the prefix index twice"
-            assert len(node.text) == self._page_size, f"page {node.page} is indexed though it is not full"
+            ids = [part for part in node.text if not isinstance(part, str)]
+            assert len(ids) == self._page_size, f"page {node.page} is indexed though it is not full"
             assert node.parent is not None
             assert node.parent.children.get(node.text) is node, f"page {node.page} hangs below the wrong page"
             seen[node.page] = node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -23,9 +24,19 @@ class TargetOutput(NamedTuple):
     past the last block is what the head reads, the rows after the final norm."""
 
 
+class Rollback(enum.Enum):
+    """What a model's state can take back after a pass."""
+
+    TREE = "every row but those of one path of a tree"
+    CHAIN = "the end of a chain"
+    NONE = "nothing"
+
+
 class TargetModel(Protocol):
     """A causal language model that computes rows against a paged cache."""
 
+    backend: str
+    """Name of the backend, shown where a model is shown."""
     vocabulary: int
     """Columns of the logits; a tokenizer may know fewer ids."""
     width: int
@@ -36,6 +47,18 @@ class TargetModel(Protocol):
     """Most positions it can serve."""
     row_invariant: bool
     """Whether a row's logits are the same bits whatever else is in the pass."""
+    own_threads: bool
+    """Whether it computes on the kernels' threads, which torch's should then leave alone."""
+    rollback: Rollback
+    """What its state can take back: it decides which drafts can be verified."""
+    row_buckets: tuple[int, ...]
+    """Row counts that passes should be padded to, rising; empty where any count is as good."""
+    precision: str
+    """What weights and activations are computed in, for people."""
+    packed_bytes: int
+    """Bytes of the weights in memory."""
+    token_bytes: int
+    """Bytes of weights that one token makes it read: an embedding table that is only looked up in is left out."""
     device: torch.device
     row_bytes: int
     """Bytes of keys and values of one position, all layers together."""
@@ -108,13 +131,18 @@ def check_layers(asked: Sequence[int], blocks: int) -> None:
 
 
 class HiddenLogits:
-    """What a model without blocks says of its hidden rows: layer 0 is the logits, which its head leaves as they are.
+    """A model without blocks or weights: layer 0 of its hidden rows is the logits, which its head leaves as they are.
 
     Args:
         vocabulary: columns of the logits.
     """
 
     layers = 0
+    own_threads = False
+    rollback = Rollback.TREE
+    row_buckets: tuple[int, ...] = ()
+    precision = "exact"
+    packed_bytes = token_bytes = 0
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = self.width = vocabulary

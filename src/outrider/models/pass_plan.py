@@ -10,7 +10,8 @@ import torch
 
 from outrider.kernels.fused import fused_attention, spread_bias
 from outrider.kernels.reference import tree_attention
-from outrider.kv.pool import LayerStore, PagedCache
+from outrider.kv.pool import PagedCache
+from outrider.kv.state import LayerStore
 from outrider.tree import TreeBatch
 
 
@@ -109,7 +110,7 @@ class PassPlan:
         table = self._cache.table(sequence.key)
         start, columns = batch.starts[index], sequence.context + sequence.tail
         rows = slice(start, start + sequence.rows)
-        slots = table.slots(0, columns)
+        slots = torch.from_numpy(table.slots(0, columns))
         self._sequences.append(
             SequencePlan(
                 rows=rows,
@@ -145,9 +146,7 @@ class PassPlan:
         seen = self._seen.get((id(key), id(value)))
         if seen is not None and seen[0]() is key and seen[1]() is value:  # a layer that was handed an earlier layer's
             return seen[2]
-        store = self._cache.layers.get(self.calls)
-        if store is None:
-            store = self._cache.layers[self.calls] = LayerStore(self._cache.slots, key[0], value[0])
+        store = self._cache.layer(self.calls, lambda: LayerStore(self._cache.slots, key[0], value[0]))
         self.calls += 1
         store.keys[:, self._written] = key[0]
         store.values[:, self._written] = value[0]

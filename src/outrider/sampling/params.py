@@ -75,6 +75,8 @@ class SamplingParams:
     """Pure functions (history, logits) → logits, or one, run on every row that may emit a token."""
     speculate: bool = True
     """False makes this request decode plainly, whatever the engine's drafter."""
+    cache_salt: str | None = None
+    """Only requests with the same salt reuse each other's cached rows; None is shared by all that name none."""
 
     def __post_init__(self) -> None:
         """Read what was given, and refuse every value out of range, naming the field."""
@@ -133,7 +135,7 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("prompt_logprobs", 0, 1024),
     ("n", 1, 4096),
 )
-_OPTIONAL = frozenset({"allowed_token_ids", "max_tokens", "seed", "logprobs", "prompt_logprobs"})
+_OPTIONAL = frozenset({"allowed_token_ids", "max_tokens", "seed", "logprobs", "prompt_logprobs", "cache_salt"})
 _WHOLE = frozenset({"top_k", "min_tokens", "max_tokens", "seed", "logprobs", "prompt_logprobs", "n"})
 
 
@@ -165,6 +167,12 @@ def _read_top_k(name: str, value: Any) -> Any:
 def _read_switch(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{name} must be True or False, not {value!r}")
+    return value
+
+
+def _read_salt(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{name} must be a text that is not empty, or None, not {value!r}")
     return value
 
 
@@ -201,6 +209,7 @@ _READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "ignore_eos": _read_switch,
     "skip_special_tokens": _read_switch,
     "speculate": _read_switch,
+    "cache_salt": _read_salt,
 }
 """What turns the kinds of value a field may be given as into the one it has."""
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -22,12 +23,13 @@ from outrider.drafters.base import (
     Drafter,
     DrafterConfig,
     DraftSequence,
-    Outcome,
     Workbench,
-    changed,
 )
+from outrider.engine.picker import DrawingPicker
+from outrider.engine.stopping import Endings, Stopper
 from outrider.kv.pool import KVPool
 from outrider.models.base import TargetModel, TargetOutput
+from outrider.options import Role, with_roles
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import RequestSampler
 from outrider.tree import SequenceRows, TreeBatch
@@ -92,7 +94,7 @@ def quality(
     if (reason := no_quality(config)) is not None:
         return Quality(reason=reason)
     # A drafter that weighs the cost of a row would be silent just where it is unsure.
-    config = changed(config, {"row_cost": 0.0} if hasattr(config, "row_cost") else {})
+    config = with_roles(config, {Role.ROW_COST: 0.0})
     texts = [(answer.prompt.token_ids, answer.token_ids) for answer in answers]
     reader = _Reader(models, config, max(len(prompt) + len(answer) for prompt, answer in texts) + _SPARE_ROWS)
     loss, judged, tokens = 0.0, 0, 0
@@ -109,7 +111,7 @@ def quality(
 def _taking_turns(target: TargetModel) -> Iterator[None]:
     """One torch thread where the target has threads of its own, as in the engine: both kinds wait by spinning."""
     threads = torch.get_num_threads()
-    if getattr(target, "own_threads", False):
+    if target.own_threads:
         torch.set_num_threads(1)
     try:
         yield
@@ -147,30 +149,31 @@ class _Reader:
         """The drafter's probability of each token of an answer but the first; 0 where it drafted nothing."""
         hidden = self._hidden([*prompt, *answer[:-1]])
         text = [*prompt, *answer[:1]]
-        sequence = self._sequence(text, len(prompt))
+        sequence = DraftSequence(_KEY, text, len(prompt), nodes=2, depth=1)
         self._drafter.adopt(_KEY, text, 0)
-        self._observe(DraftContext((), Draws.INDEPENDENT), hidden, text, range(len(prompt)))
+        self._observe((), hidden, text, range(len(prompt)))
         for place, token in enumerate(answer[1:], 1):
-            context = DraftContext((sequence,), Draws.INDEPENDENT)
-            (tree,) = self._drafter.propose(context)
+            (tree,) = self._drafter.propose(DraftContext((sequence,), self._picker(sequence), causal=True))
             laws = [candidate.q for candidate in tree.candidates if candidate.q is not None]
             yield float(laws[0][token]) if laws else 0.0
             text.append(token)
             anchor = len(prompt) + place - 1
-            self._observe(context, hidden, text, range(anchor, anchor + 1), [tree], [Verdict.of(tree, (), token)])
+            self._observe((sequence,), hidden, text, range(anchor, anchor + 1), [tree], [Verdict.of(tree, (), token)])
         self._drafter.close(_KEY)
 
-    def _sequence(self, text: Sequence[int], prompt_length: int) -> DraftSequence:
+    def _picker(self, sequence: DraftSequence) -> DrawingPicker:
         sampler = RequestSampler(
             SamplingParams(temperature=1.0),
             seed=0,
             choice=0,
             vocabulary=self._vocabulary,
-            committed=text,
-            prompt_length=prompt_length,
+            committed=sequence.tokens,
+            prompt_length=sequence.prompt_length,
             end_ids=(),
         )
-        return DraftSequence(_KEY, text, prompt_length, nodes=2, depth=1, round_number=0, sampler=sampler)
+        stopper = Stopper(SamplingParams(), frozenset(), 2, None)
+        turn = SimpleNamespace(request=SimpleNamespace(sampler=sampler, round_number=0), endings=Endings(stopper))
+        return DrawingPicker({_KEY: turn}, Draws.INDEPENDENT)  # type: ignore[dict-item]
 
     def _hidden(self, tokens: Sequence[int]) -> dict[int, torch.Tensor]:
         """The target's rows of a whole text, by the layers that the drafter reads."""
@@ -192,7 +195,7 @@ class _Reader:
 
     def _observe(
         self,
-        context: DraftContext,
+        sequences: Sequence[DraftSequence],
         hidden: dict[int, torch.Tensor],
         text: Sequence[int],
         rows: range,
@@ -201,6 +204,7 @@ class _Reader:
     ) -> None:
         """Tell the drafter that rows of the text are committed; its rows are numbered by their positions."""
         kept = Committed(_KEY, text, rows.start, rows)
-        batch = TreeBatch.pack([SequenceRows(_KEY, rows.start, tuple(text[rows.start : rows.stop]), None)])
         output = TargetOutput(torch.empty(0, self._vocabulary), hidden)
-        self._drafter.observe(Outcome(context, trees, verdicts, batch, output, [kept]))
+        self._drafter.observe(
+            SimpleNamespace(sequences=sequences, trees=trees, verdicts=verdicts, output=output, committed=[kept])
+        )

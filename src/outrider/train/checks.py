@@ -1,4 +1,4 @@
-"""What can be known to fail is said before prompts are made, and most of it before the model is loaded."""
+"""Checks before a training: what is known to fail is refused before prompts are made, most of it before loading."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from outrider.heads.checkpoint import CONFIG
 from outrider.train.data.example import Example
 from outrider.train.data.prompts import VALIDATION_SHARE
 from outrider.train.data.regenerate import check_answered, read_answers
-from outrider.train.gather import (
+from outrider.train.loop.resume import STATE, TRAINING, check_identity, check_precision, identity, load_state
+from outrider.train.loop.warm_start import check_start, load_start, networks, start_facts
+from outrider.train.recipes.base import Recipe
+from outrider.train.settings import Settings
+from outrider.train.training_data import (
     ANSWERS,
     HELD_OUT,
-    NOBODY_JUDGES,
+    NO_HELD_OUT,
     TEXTS,
     DataConfig,
-    Source,
     Texts,
+    TextSource,
     hidden_rows,
     known_facts,
     text_facts,
     to_answer,
 )
-from outrider.train.loop.identity import check_identity, check_precision, identity
-from outrider.train.loop.start import beginning, check_start, networks, started_head
-from outrider.train.loop.state import STATE, TRAINING, load_state
-from outrider.train.recipes.base import Recipe
-from outrider.train.settings import AUTO, Settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,11 +48,11 @@ replaces them, and the head that is written."""
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class TrainingPlan:
     """A training before anything of it was done."""
 
     recipe: Recipe
-    source: Source
+    source: TextSource
     data: DataConfig
     settings: Settings
     output: Path
@@ -89,7 +88,7 @@ class Plan:
         _check_texts(self.source)
 
     def check_model(self, llm: LLM, console: Console) -> None:
-        """Refuse what the loaded model tells.
+        """Refuse what can be told with the model loaded.
 
         Args:
             llm: the target.
@@ -115,13 +114,13 @@ class Plan:
         target, settings = llm.engine.target, self.settings
         read = self.recipe.layers_read(target)
         facts = known_facts(self.source, self.data, read, target, started=bool(settings.start_from))
-        facts |= {"workers": self.workers, **beginning(self.recipe, settings.start_from, target)}
+        facts |= {"workers": self.workers, **start_facts(self.recipe, settings.start_from, target)}
         for place in self.places:
             folder = place / TRAINING
             if (state := load_state(folder / STATE)) is None:
                 continue
             check_identity(folder, state["identity"], identity(self.recipe, settings, facts), self.recipe, whole=False)
-            check_precision(folder, state["progress"]["precision"], settings.precision, AUTO)
+            check_precision(folder, state["progress"]["precision"], settings.precision)
             if not self._texts_to_come(llm, place, state["identity"]):
                 now = text_facts(self.source, Texts.of(self.source, self.data))
                 check_identity(folder, state["identity"], now, self.recipe, whole=False)
@@ -137,10 +136,10 @@ class Plan:
         to_judge = min(self.data.held_out, len(_answers(source, judging=True)))
         grown = (new or len(missing) > judging) and to_train >= _count(before, TEXTS)
         if grown or (judging and to_judge >= _count(before, HELD_OUT)):
-            told = [f"{new:,} prompts to make"] * bool(new) + [f"{len(missing):,} to answer"] * bool(missing)
+            left = [f"{new:,} prompts to make"] * bool(new) + [f"{len(missing):,} to answer"] * bool(missing)
             starts = f", and with --start-from {place} to go on from its weights"
             raise TrainingError(
-                f"{place / TRAINING} holds a training on the texts there were, and now there are {' and '.join(told)}; "
+                f"{place / TRAINING} holds a training on the texts there were, and now there are {' and '.join(left)}; "
                 f"give another --output with --data-folder {source.folder}"
                 f"{starts if self.recipe.product.starts_from_heads else ''}"
             )
@@ -178,7 +177,7 @@ class Plan:
         if not self.recipe.product.starts_from_heads:
             return 0
         if start:
-            head = started_head(self.recipe, Path(start), target)
+            head = load_start(self.recipe, Path(start), target)
         else:
             size = min(self.data.vocabulary or target.vocabulary, target.vocabulary)
             head = self.recipe.head(target, torch.arange(size), 0)
@@ -193,7 +192,7 @@ def _check_folder(folder: Path, flag: str) -> None:
         raise ConfigError(f"{folder} cannot be written: nothing may be made in {place}; name another with {flag}")
 
 
-def _check_texts(source: Source) -> None:
+def _check_texts(source: TextSource) -> None:
     """Refuse what leaves nothing to train on or to judge by."""
     if source.synthesised < 0:
         raise ConfigError(f"--synthesise must be 0 or more, not {source.synthesised}")
@@ -206,7 +205,7 @@ def _check_texts(source: Source) -> None:
         )
     there = max(judging, len(_answers(source, judging=True)))
     if not new and prompts and not there:
-        raise ConfigError(NOBODY_JUDGES.format(count=len(prompts)))
+        raise ConfigError(NO_HELD_OUT.format(count=len(prompts)))
     if not new and len(prompts) == judging and not _answers(source, judging=False):
         raise ConfigError(
             f"all {judging} prompts are kept to judge by, and none is left to train on; give more of them with --data"
@@ -220,7 +219,7 @@ def _check_texts(source: Source) -> None:
         )
 
 
-def _answers(source: Source, *, judging: bool | None = None) -> list[Example]:
+def _answers(source: TextSource, *, judging: bool | None = None) -> list[Example]:
     file = source.folder / ANSWERS
     return read_answers(file, validation=judging) if file.exists() else []
 

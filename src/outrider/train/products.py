@@ -58,4 +58,4 @@ class HeadProduct:
 
     def arms(self, method: str, output: Path) -> dict[str, Speculation]:
         """See :class:`Product`."""
-        return {method: Speculation(method, options={"head": str(output)})}
+        return {method: Speculation(method).drafting_with(output, "the head")}

@@ -1,4 +1,4 @@
-"""The whole way from a target to a drafter: what was gathered, training, and what is written."""
+"""A whole training: gather the data, train every network, write the drafter."""
 
 from __future__ import annotations
 
@@ -12,70 +12,82 @@ from rich.console import Console
 
 from outrider.heads.checkpoint import TargetFacts
 from outrider.llm import LLM
-from outrider.train.gather import Data, DataConfig, Source, gather, hidden_rows, known_facts
-from outrider.train.loop.locks import alone
-from outrider.train.loop.loop import Task, Trained, Training
-from outrider.train.loop.start import beginning, check_start, started_head
-from outrider.train.loop.state import TRAINING, fingerprint
-from outrider.train.loop.workers import Workers, workers
+from outrider.train.loop.resume import TRAINING, fingerprint
+from outrider.train.loop.training import Task, Trained, Training
+from outrider.train.loop.warm_start import check_start, load_start, start_facts
+from outrider.train.loop.workers import Workers, locked, workers
 from outrider.train.products import UNTRAINED
 from outrider.train.recipes.base import Recipe
+from outrider.train.report.outcome import TrainingOutcome
 from outrider.train.settings import Settings
+from outrider.train.training_data import DataConfig, TextSource, TrainingData, gather, hidden_rows, known_facts
 
 
 def train(
     llm: LLM,
     recipe: Recipe,
-    source: Source,
+    source: TextSource,
     output: Path,
     *,
     target_name: str,
     data: DataConfig | None = None,
     settings: Settings | None = None,
     console: Console | None = None,
-) -> Trained:
-    """Gather what a source still lacks, train a drafter on it, and write it to a folder.
+) -> TrainingOutcome:
+    """Make the texts that are missing, train a drafter on them, and write it to a folder.
 
     Args:
         llm: the target, without speculation.
         recipe: what is trained and how.
         source: the texts.
-        output: gets the drafter; what it takes to go on after a kill lies in its ``training`` folder.
-        target_name: told in what is written.
+        output: gets the drafter, and in its ``training`` folder what a killed training resumes from.
+        target_name: for what is written.
         data: how much of the texts is used.
         settings: of the loop.
         console: where to print; None is silent.
 
     Raises:
-        ConfigError: there are no texts, the target cannot be trained for, another process is at work in one of the
-            folders, or see :func:`.start.check_start` and :func:`outrider.train.gather.gather`.
-        TrainingError: see :meth:`outrider.train.loop.loop.Training.run`.
+        ConfigError: there are no texts, another process is at work in one of the folders, or see
+            :func:`outrider.train.loop.warm_start.check_start` and :func:`outrider.train.training_data.gather`.
+        TrainingError: see :meth:`outrider.train.loop.training.Training.run`.
     """
-    chosen, target, wishes = data or DataConfig(), llm.engine.target, settings or Settings()
+    config, target, settings = data or DataConfig(), llm.engine.target, settings or Settings()
     console = console or Console(quiet=True)
-    check_start(recipe, wishes.start_from, output, target)
+    check_start(recipe, settings.start_from, output, target)
     working = workers(target.device)
-    with alone(output / TRAINING, "training", "--output") if working.rank == 0 else nullcontext():
-        gathered = _gathered(llm, recipe, source, chosen, console, working)
-        vocabulary = None if wishes.start_from else gathered.vocabulary  # a head to start from brings its own
+    with locked(output / TRAINING, "training", "--output") if working.rank == 0 else nullcontext():
+        gathered = _gathered(llm, recipe, source, config, console, working)
+        vocabulary = None if settings.start_from else gathered.vocabulary  # a head to start from brings its own
         if vocabulary is not None:
             console.print(str(vocabulary))
-        job = _Job(llm, recipe, source, output, target_name, chosen, wishes, console)
-        done = job.trained(gathered, working)
-        heads, teacher = [one.head for one in done], gathered.teacher.to(working.device)
+        job = _Job(llm, recipe, source, output, target_name, config, settings, console)
+        trained = job.trained(gathered, working)
+        heads, teacher = [one.head for one in trained], gathered.teacher.to(working.device)
         apart = recipe.apart(heads, [batch.to(working.device) for batch in gathered.held_out], teacher)
-        for name, found in apart.items():
-            console.print(f"{name}: held-out {found}")
-    return done[-1]._replace(apart=apart, texts=gathered.texts, vocabulary=vocabulary)
+        for name, acceptance in apart.items():
+            console.print(f"{name}: held-out {acceptance}")
+    return TrainingOutcome(
+        model=target_name,
+        method=recipe.method,
+        output=output,
+        findings=trained[-1].findings,
+        texts=gathered.texts,
+        vocabulary=vocabulary,
+        apart=apart,
+        starts=recipe.product.starts_from_heads,
+        online=source.online,
+    )
 
 
-def _gathered(llm: LLM, recipe: Recipe, source: Source, data: DataConfig, console: Console, working: Workers) -> Data:
+def _gathered(
+    llm: LLM, recipe: Recipe, source: TextSource, data: DataConfig, console: Console, working: Workers
+) -> TrainingData:
     """What is trained on; the first worker makes what is missing, and keeps others off the folder meanwhile."""
     with working.first_alone(), ExitStack() as held:
         if working.rank == 0:
-            held.enter_context(alone(source.folder, "gathering texts", "--data-folder"))
+            held.enter_context(locked(source.folder, "gathering texts", "--data-folder"))
             gather(llm, source, console, hidden_rows(llm, recipe, source, data), data)
-        return Data.of(llm, recipe, source, data, console)
+        return TrainingData.of(llm, recipe, source, data, console)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,46 +96,46 @@ class _Job:
 
     llm: LLM
     recipe: Recipe
-    source: Source
+    source: TextSource
     output: Path
     target_name: str
     data: DataConfig
     settings: Settings
     console: Console
 
-    def trained(self, gathered: Data, working: Workers) -> list[Trained]:
+    def trained(self, gathered: TrainingData, working: Workers) -> list[Trained]:
         """Train every network, one after another, and write each."""
         recipe, settings, target = self.recipe, self.settings, self.llm.engine.target
         facts, product = TargetFacts.of(target, self.target_name), recipe.product
         known = known_facts(
             self.source, self.data, recipe.layers_read(target), target, started=bool(settings.start_from)
         )
-        known |= {**gathered.facts, **beginning(recipe, settings.start_from, target)}
+        known |= {**gathered.facts, **start_facts(recipe, settings.start_from, target)}
         teacher, done = gathered.teacher.to(working.device), list[Trained]()
         while (stage := recipe.after([one.head for one in done])) is not None:
             if settings.start_from:
-                head = started_head(stage, Path(settings.start_from), target)
+                head = load_start(stage, Path(settings.start_from), target)
             else:
                 ids = gathered.vocabulary.ids if gathered.vocabulary else None
                 head = stage.head(target, ids, settings.seed)
             if product.shows_untrained and not done and working.rank == 0:
                 product.write(self.output / UNTRAINED, head, facts, {})
             folder = product.place(self.output, len(done))
-            deciding = known | {"trained before": [fingerprint(one.head) for one in done]}
+            deciding = known | {"trained before": [fingerprint(one.head.state_dict()) for one in done]}
             stream, held_out = gathered.stream(settings.seed), gathered.held_out
             task = Task(stage, head, teacher, stream, held_out, deciding, self.target_name)
             done.append(Training(task, settings, folder / TRAINING, workers=working, console=self.console).run())
             if working.rank == 0:
-                product.write(folder, done[-1].head, facts, _made_by(recipe, settings, self.data))
+                product.write(folder, done[-1].head, facts, _provenance(recipe, settings, self.data))
         return done
 
 
-def _made_by(recipe: Recipe, settings: Settings, data: DataConfig) -> dict[str, Any]:
+def _provenance(recipe: Recipe, settings: Settings, data: DataConfig) -> dict[str, Any]:
     """How a drafter was made, for its file."""
     return {
         "method": recipe.method,
         "recipe": dataclasses.asdict(recipe),  # type: ignore[call-overload]
-        # A head that is passed on tells nothing of the folders of who made it.
+        # A head that is passed on does not reveal the folders of who made it.
         "settings": dataclasses.asdict(settings) | {"start_from": Path(settings.start_from).name},
         "data": dataclasses.asdict(data),
     }

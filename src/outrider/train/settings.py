@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from outrider.drafters.base import check_options, option
+import torch
+
 from outrider.errors import ConfigError
+from outrider.options import check_options, option
 
 AUTO: Final = "auto"
 PRECISIONS: Final = ("fp32", "bf16")
+BETAS: Final = (0.9, 0.95)
+"""AdamW's, for every method."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,14 @@ class Settings:
             known = ", ".join((AUTO, *PRECISIONS))
             raise ConfigError(f"train: precision must be one of {known}, not {self.precision!r}")
 
+    def optimiser(self, weights: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """AdamW over some weights; weight decay is for matrices alone."""
+        groups = [
+            {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": self.weight_decay},
+            {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=self.learning_rate, betas=BETAS, fused=True)
+
     def rate_at(self, tokens: int) -> float:
         """The learning rate of the step that reaches so many tokens: up in a line, down in a half cosine."""
         share = min(1.0, tokens / self.tokens)
@@ -53,8 +66,8 @@ class Settings:
         down = (share - self.warm_up) / max(1e-9, 1.0 - self.warm_up)
         return self.learning_rate * 0.5 * (1.0 + math.cos(math.pi * down))
 
-    def judged_at(self) -> list[int]:
-        """Token counts at which the head is judged: halvings of the whole, for the curve, and even steps between."""
+    def evaluated_at(self) -> list[int]:
+        """Token counts at which to evaluate the head: halvings of the whole, for the curve, and even steps between."""
         halvings = max(4, self.judgements // 2)
         even = self.judgements - halvings
         points = {self.tokens >> halving for halving in range(halvings)}

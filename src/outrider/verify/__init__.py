@@ -1,6 +1,8 @@
-"""Acceptance rules, one per file; importing this package registers them all."""
+"""Acceptance rules, one per file; importing this package finds and registers them all."""
 
-from outrider.verify import block, coupled, multi_step, point_mass, recursive, rejection, traversal, typical
+import importlib
+import pkgutil
+
 from outrider.verify.base import (
     Dice,
     Draws,
@@ -22,17 +24,18 @@ __all__ = [
     "Rows",
     "Verdict",
     "Verifier",
-    "block",
     "check_exact",
-    "coupled",
     "make_verifier",
-    "multi_step",
-    "point_mass",
-    "recursive",
     "registered",
-    "rejection",
     "repeats_plain_text",
     "rule_label",
-    "traversal",
-    "typical",
 ]
+
+
+def discover() -> None:
+    """Import every file of this package, so that the rules in them register."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+
+
+discover()

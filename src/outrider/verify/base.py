@@ -75,8 +75,11 @@ class Verdict:
 
 
 def _counts(tree: TokenTree, path: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    deepest = max(tree.depths)
-    drafted = [0] * deepest
+    """Nodes by depth, and what the path tested and accepted."""
+    if tree.is_chain:
+        drafts = len(tree) - 1
+        return (1,) * drafts, (1,) * min(len(path) + 1, drafts), (1,) * len(path)
+    drafted = [0] * max(tree.depths)
     for depth in tree.depths[1:]:
         drafted[depth - 1] += 1
     tested = [1 for node in (0, *path) if tree.children[node]]
@@ -120,11 +123,9 @@ class KeyedDice:
         self._thrown: dict[int, int] = {}
 
     def coin(self, node: int, probability: float) -> bool:
-        """See :class:`Dice`."""
         return self._uniform(node) < probability
 
     def draw(self, node: int, weights: Law) -> int:
-        """See :class:`Dice`."""
         cumulative = weights.cumsum()
         if cumulative[-1] == 0.0:
             return ERROR
@@ -195,7 +196,10 @@ _REGISTRY: dict[str, type[Verifier]] = {}
 
 
 def register(rule: type[Verifier]) -> type[Verifier]:
-    """Make a rule known under its name."""
+    """Make a rule known under its name, which must be the name of the file it stands in."""
+    file = rule.__module__.rpartition(".")[2]
+    if file != rule.name.replace("-", "_"):
+        raise TypeError(f"acceptance rule {rule.name!r} stands in the file {file}.py; give both one name")
     _REGISTRY[rule.name] = rule
     return rule
 

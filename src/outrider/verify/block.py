@@ -65,5 +65,4 @@ class Block:
     deterministic: ClassVar[bool] = True
 
     def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
-        """See :class:`outrider.verify.base.Verifier`."""
         return accepted_block(tree, rows)

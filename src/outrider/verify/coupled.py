@@ -45,5 +45,4 @@ class Coupled:
     deterministic: ClassVar[bool] = True
 
     def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
-        """See :class:`outrider.verify.base.Verifier`."""
         return Verdict.of(tree, *walk(tree, rows.tokens))

@@ -29,5 +29,4 @@ class MultiStep:
     deterministic: ClassVar[bool] = True
 
     def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
-        """See :class:`outrider.verify.base.Verifier`."""
         return top_down(tree, rows)

@@ -28,5 +28,4 @@ class Recursive:
     deterministic: ClassVar[bool] = True
 
     def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
-        """See :class:`outrider.verify.base.Verifier`."""
         return top_down(tree, rows)

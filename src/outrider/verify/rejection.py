@@ -42,5 +42,4 @@ class Rejection:
     deterministic: ClassVar[bool] = True
 
     def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
-        """See :class:`outrider.verify.base.Verifier`."""
         return accepted_prefix(tree, rows)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
-from typing import Final, Generic, NamedTuple, TypeVar
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
 import torch
 
@@ -15,24 +15,11 @@ from outrider.sampling.distribution import softmax, undefined
 from outrider.sampling.noise import Purpose
 from outrider.sampling.sampler import Path, RequestSampler
 from outrider.tree import TokenTree
-from outrider.verify.base import Dice, KeyedDice
+from outrider.verify.base import Answers, Dice, KeyedDice
 
 _TOGETHER: Final = 1 << 15
 """Numbers of a pass's laws that are computed at once: narrow rows share a call, and of wide ones each has its own."""
 _Answer = TypeVar("_Answer")
-
-
-class LazyAnswers(Generic[_Answer]):
-    """One answer per node, computed at the first reading and kept."""
-
-    def __init__(self, compute: Callable[[int], _Answer]) -> None:
-        self._compute = compute
-        self._known: dict[int, _Answer] = {}
-
-    def __getitem__(self, node: int, /) -> _Answer:
-        if node not in self._known:
-            self._known[node] = self._compute(node)
-        return self._known[node]
 
 
 class SharedArgmax:
@@ -46,21 +33,21 @@ class SharedArgmax:
     def __init__(self, logits: torch.Tensor, vocabulary: int) -> None:
         self._logits, self._vocabulary = logits, vocabulary
 
-    @cached_property
-    def _best(self) -> tuple[list[int], list[bool]]:
-        values, tokens = self._logits[:, : self._vocabulary].max(dim=1)
-        return tokens.tolist(), torch.isfinite(values).tolist()
+        self._best: tuple[list[int], list[bool]] | None = None
 
-    def token(self, row: int) -> int:
-        """The best token of a row.
+    def token(self, first: int, node: int) -> int:
+        """The best token of row ``first + node``.
 
         Raises:
             NumericsError: the row holds NaN or infinity.
         """
-        tokens, finite = self._best
-        if not finite[row]:
+        if self._best is None:
+            values, tokens = self._logits[:, : self._vocabulary].max(dim=1)
+            self._best = tokens.tolist(), torch.isfinite(values).tolist()
+        best, finite = self._best
+        if not finite[first + node]:
             raise NumericsError("the target's logits hold NaN or infinity; the request was ended")
-        return tokens[row]
+        return best[first + node]
 
 
 class SharedLaws:
@@ -77,12 +64,13 @@ class SharedLaws:
         self._together = max(1, _TOGETHER // vocabulary)
         self._known: dict[int, Laws] = {}
 
-    def law(self, row: int) -> Law:
-        """The law of a row.
+    def law(self, first: int, node: int) -> Law:
+        """The law of row ``first + node``.
 
         Raises:
             NumericsError: the row holds NaN or infinity.
         """
+        row = first + node
         part, place = divmod(row, self._together)
         if part not in self._known:
             self._known[part] = softmax(self._scaled(part * self._together, self._together))
@@ -118,35 +106,73 @@ class TargetRows:
         best: Callable[[int], int] | None = None,
         law: Callable[[int], Law] | None = None,
     ) -> None:
-        self.logits, self._tree, self._sampler, self._round = logits, tree, sampler, round_number
-        self._ended = ended
-        self.failures: dict[int, Exception] = {}
+        self.logits, self.tree, self.sampler, self._round = logits, tree, sampler, round_number
+        self.ended, self.choose, self.law = ended, best or self._choose, law or self._law
+        self._tokens: _Tokens | None = None
+        self._laws: _Laws | None = None
+        self._failures: dict[int, Exception] | None = None
+
+    @property
+    def failures(self) -> dict[int, Exception]:
         """Why a node's row cannot be read; rows behind an end are not among them."""
-        self.tokens = LazyAnswers(self._guarded(best or self._choose, lambda: ERROR))
-        """See :class:`outrider.verify.base.Rows`."""
-        self.probabilities = LazyAnswers(self._guarded(law or self._law, lambda: unreadable(sampler.vocabulary)))
-        """See :class:`outrider.verify.base.Rows`."""
+        if self._failures is None:
+            self._failures = {}
+        return self._failures
+
+    @property
+    def tokens(self) -> Answers[int]:
+        """The target's own token after each node; see :class:`outrider.verify.base.Rows`."""
+        if self._tokens is None:
+            self._tokens = _Tokens(self)
+        return self._tokens
+
+    @property
+    def probabilities(self) -> Answers[Law]:
+        """The target's distribution after each node; see :class:`outrider.verify.base.Rows`."""
+        if self._laws is None:
+            self._laws = _Laws(self)
+        return self._laws
 
     def dice(self, purpose: Purpose) -> Dice:
         """Dice for one purpose in this round."""
-        return KeyedDice(self._sampler.seed, self._round, self._sampler.choice, purpose)
+        return KeyedDice(self.sampler.seed, self._round, self.sampler.choice, purpose)
 
-    def _guarded(self, read: Callable[[int], _Answer], nothing: Callable[[], _Answer]) -> Callable[[int], _Answer]:
-        def answer(node: int) -> _Answer:
-            try:
-                if not (node and self._ended(self._tree.paths[node])):
-                    return read(node)
-            except Exception as error:  # noqa: BLE001 - whatever fails fails for this row alone, and is told with it
-                self.failures[node] = error
-            return nothing()
-
-        return answer
+    def read(self, node: int, answer: Callable[[int], _Answer], nothing: Callable[[], _Answer]) -> _Answer:
+        """An answer at a node, or ``nothing()`` where the row cannot be read."""
+        try:
+            if not (node and self.ended(self.tree.paths[node])):
+                return answer(node)
+        except Exception as error:  # noqa: BLE001 - whatever fails fails for this row alone, and is told with it
+            self.failures[node] = error
+        return nothing()
 
     def _choose(self, node: int) -> int:
-        return self._sampler.choose(self.logits[node : node + 1], [self._tree.paths[node]])[0]
+        return self.sampler.choose(self.logits[node : node + 1], [self.tree.paths[node]])[0]
 
     def _law(self, node: int) -> Law:
-        law: Law = self._sampler.probabilities(self.logits[node : node + 1], [self._tree.paths[node]])[0]
+        law: Law = self.sampler.probabilities(self.logits[node : node + 1], [self.tree.paths[node]])[0]
+        return law
+
+
+class _Tokens(dict[int, int]):
+    """The target's own tokens by node, each asked for once."""
+
+    def __init__(self, rows: TargetRows) -> None:
+        self._rows = rows
+
+    def __missing__(self, node: int) -> int:
+        self[node] = token = self._rows.read(node, self._rows.choose, lambda: ERROR)
+        return token
+
+
+class _Laws(dict[int, Law]):
+    """The target's distributions by node, each asked for once."""
+
+    def __init__(self, rows: TargetRows) -> None:
+        self._rows = rows
+
+    def __missing__(self, node: int) -> Law:
+        self[node] = law = self._rows.read(node, self._rows.law, lambda: unreadable(self._rows.sampler.vocabulary))
         return law
 
 
@@ -177,11 +203,7 @@ def rows_of(logits: torch.Tensor, vocabulary: int, sequences: Sequence[Asked]) -
         nodes, temperature = logits[first : first + len(tree)], sampler.temperature_alone
         if temperature is not None and temperature not in laws:
             laws[temperature] = SharedLaws(logits, vocabulary, temperature)
-        token = partial(_shifted, best.token, first) if sampler.is_argmax else None
-        law = None if temperature is None else partial(_shifted, laws[temperature].law, first)
+        token = partial(best.token, first) if sampler.is_argmax else None
+        law = None if temperature is None else partial(laws[temperature].law, first)
         rows.append(TargetRows(nodes, tree, sampler, round_number, ended, token, law))
     return rows
-
-
-def _shifted(answer: Callable[[int], _Answer], first: int, node: int) -> _Answer:
-    return answer(first + node)

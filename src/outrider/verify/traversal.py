@@ -97,7 +97,6 @@ class Traversal:
     deterministic: ClassVar[bool] = True
 
     def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
-        """See :class:`outrider.verify.base.Verifier`."""
         accept, final = rows.dice(Purpose.ACCEPT), rows.dice(Purpose.FINAL)
         path, left = walk(tree, rows.probabilities, accept)
         return Verdict.of(tree, path[1:], final.draw(path[-1], left))

@@ -72,6 +72,5 @@ class Typical:
     deterministic: ClassVar[bool] = False
 
     def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
-        """See :class:`outrider.verify.base.Verifier`."""
         path = typical_path(tree, rows.probabilities)
         return Verdict.of(tree, path, best(rows.probabilities[path[-1] if path else 0]))

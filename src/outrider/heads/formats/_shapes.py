@@ -10,7 +10,7 @@ import torch
 from outrider.errors import ConfigError, ModelError
 from outrider.heads.blocks import BlockShape, Rotary
 from outrider.heads.checkpoint import HeadCheckpoint
-from outrider.heads.formats._told import Told
+from outrider.heads.formats._untrusted_config import UntrustedConfig
 
 Weights = dict[str, torch.Tensor]
 
@@ -33,7 +33,7 @@ def size(name: str, weights: Mapping[str, torch.Tensor], key: str, dimensions: i
     return shape
 
 
-def block_shape(told: Told, weights: Mapping[str, torch.Tensor], block: str) -> BlockShape:
+def block_shape(told: UntrustedConfig, weights: Mapping[str, torch.Tensor], block: str) -> BlockShape:
     """The shape of a decoder block, from its weights as far as they show it.
 
     Args:
@@ -80,14 +80,14 @@ def block_shape(told: Told, weights: Mapping[str, torch.Tensor], block: str) -> 
     return shape
 
 
-def _check_plain(told: Told) -> None:
+def _check_plain(told: UntrustedConfig) -> None:
     if (activation := told.text("hidden_act", _ACTIVATION)) != _ACTIVATION:
         raise ModelError(f"{told.name}: its activation is {activation!r}, and heads here have {_ACTIVATION!r}")
     if _SLIDING in told.texts("layer_types"):
         raise ModelError(f"{told.name}: some of its layers see only a sliding window, which heads here do not")
 
 
-def rotation(told: Told) -> dict[str, Any]:
+def rotation(told: UntrustedConfig) -> dict[str, Any]:
     """What transformers calls ``rope_parameters``, from that or from ``rope_theta`` and ``rope_scaling``.
 
     Raises:

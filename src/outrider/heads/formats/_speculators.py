@@ -7,13 +7,13 @@ from typing import Any, Final
 
 from outrider.errors import ConfigError, ModelError
 from outrider.heads.checkpoint import HeadCheckpoint
-from outrider.heads.formats._told import Told
+from outrider.heads.formats._untrusted_config import UntrustedConfig
 
 TO: Final = "the speculators format"
 _VERSION: Final = "0.9.0"
 
 
-def network(told: Told) -> Told:
+def network(told: UntrustedConfig) -> UntrustedConfig:
     """The configuration of the blocks.
 
     Raises:
@@ -24,12 +24,12 @@ def network(told: Told) -> Told:
     return told.part("transformer_layer_config")
 
 
-def verifier(told: Told) -> str:
+def verifier(told: UntrustedConfig) -> str:
     """What the target is called."""
     return told.part("speculators_config").part("verifier").text("name_or_path")
 
 
-def layers_of_ids(told: Told, key: str) -> tuple[int, ...]:
+def layers_of_ids(told: UntrustedConfig, key: str) -> tuple[int, ...]:
     """Target layers as we count them, by their outputs; empty where nothing is said.
 
     Raises:

@@ -18,8 +18,8 @@ import torch
 
 from outrider.errors import ConfigError, ModelError
 from outrider.heads.checkpoint import HeadCheckpoint, write_files
-from outrider.heads.formats._told import Told
-from outrider.heads.formats._weights import WeightFiles
+from outrider.heads.formats._untrusted_config import UntrustedConfig
+from outrider.heads.formats._weight_files import WeightFiles
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class Source:
     """A folder in a format of another project."""
 
     name: str
-    told: Told
+    told: UntrustedConfig
     """Its ``config.json``."""
     files: WeightFiles
 
@@ -81,7 +81,7 @@ def read_foreign(folder: Path, told: Mapping[str, Any]) -> HeadCheckpoint:
     files = WeightFiles(folder)
     for each in formats():
         if each.recognises(told, files.names):
-            return each.read(Source(folder.name, Told(folder.name, told), files))
+            return each.read(Source(folder.name, UntrustedConfig(folder.name, told), files))
     if kind := told.get("model_type"):
         raise ModelError(
             f"{folder.name} is a whole model of the type {kind!r} and no head: engines that read transformers' folders "

@@ -13,9 +13,9 @@ from typing import Any, Final
 from outrider.errors import ModelError
 from outrider.heads.checkpoint import HeadCheckpoint, TargetFacts
 from outrider.heads.dspark import DSparkConfig
-from outrider.heads.formats._blocks import CORRECTIONS, Reading, left_out, read_head, written
+from outrider.heads.formats._dspark_layout import CORRECTIONS, Reading, left_out, read_head, written
 from outrider.heads.formats._shapes import known_vocabulary, refuse, told_block
-from outrider.heads.formats._told import Told
+from outrider.heads.formats._untrusted_config import UntrustedConfig
 from outrider.heads.formats.base import Exported, Format, Source
 
 _ANCHORED: Final = "DSpark"
@@ -50,7 +50,7 @@ def read(source: Source) -> HeadCheckpoint:
     return read_head(source, reading)
 
 
-def _check_served(told: Told) -> None:
+def _check_served(told: UntrustedConfig) -> None:
     projector, mode = told.text("projector_type"), told.text("attention_mode", "gqa")
     if projector not in _HEADS | {"dflash"}:
         raise ModelError(f"{told.name}: what follows its blocks is {projector!r}, which heads here do not have")
@@ -58,7 +58,7 @@ def _check_served(told: Told) -> None:
         raise ModelError(f"{told.name}: its attention is not the one in which a block's slots all see each other")
 
 
-def _layers(told: Told) -> tuple[int, ...]:
+def _layers(told: UntrustedConfig) -> tuple[int, ...]:
     """Target layers, by their outputs.
 
     Where nothing is said they are spread evenly from the second to the third from the end.  The last block's output is

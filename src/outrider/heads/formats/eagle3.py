@@ -13,8 +13,8 @@ from typing import Any, Final
 from outrider.errors import ModelError
 from outrider.heads.checkpoint import HeadCheckpoint
 from outrider.heads.eagle3 import Eagle3Config
+from outrider.heads.formats._eagle3_layout import Reading, read_head, usual_layers, written
 from outrider.heads.formats._shapes import known_vocabulary, refuse, told_block
-from outrider.heads.formats._three import Reading, read_head, usual_layers, written
 from outrider.heads.formats.base import Exported, Format, Source
 
 SPECFORGE: Final = "specforge"

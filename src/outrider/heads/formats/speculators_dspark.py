@@ -12,7 +12,7 @@ from typing import Any, Final
 from outrider.errors import ModelError
 from outrider.heads.checkpoint import HeadCheckpoint, TargetFacts
 from outrider.heads.dspark import DSparkConfig
-from outrider.heads.formats._blocks import CORRECTIONS, Reading, left_out, read_head, written
+from outrider.heads.formats._dspark_layout import CORRECTIONS, Reading, left_out, read_head, written
 from outrider.heads.formats._shapes import known_vocabulary, refuse, told_block, told_ids
 from outrider.heads.formats._speculators import TO, layers_of_ids, network, told_speculator, verifier
 from outrider.heads.formats.base import Exported, Format, Source

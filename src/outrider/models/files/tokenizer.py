@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -195,21 +194,25 @@ class Tokenizer:
 class _ByteStream:
     """For byte-level vocabularies: exact, because their decoding is concatenating bytes."""
 
-    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
-        self._token_bytes = tokenizer.token_bytes
-        self._skipped = skipped
-        self._decoder: codecs.IncrementalDecoder = codecs.getincrementaldecoder("utf-8")("replace")
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int], pending: bytes = b"") -> None:
+        self._tokenizer, self._skipped = tokenizer, skipped
+        self._pending = pending
+        """Bytes of the character that is being spelled."""
 
     def push(self, token_id: int) -> str:
-        return "" if token_id in self._skipped else self._decoder.decode(self._token_bytes(token_id))
+        return "" if token_id in self._skipped else self._decode(self._tokenizer.token_bytes(token_id), final=False)
 
     def finish(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        return self._decode(b"", final=True)
 
     def fork(self) -> "_ByteStream":
-        twin = copy(self)
-        twin._decoder = _fork(self._decoder)
-        return twin
+        return _ByteStream(self._tokenizer, self._skipped, self._pending)
+
+    def _decode(self, piece: bytes, final: bool) -> str:
+        spelled = self._pending + piece
+        text, used = codecs.utf_8_decode(spelled, "replace", final)
+        self._pending = spelled[used:]
+        return text
 
 
 class _WindowStream:
@@ -246,16 +249,10 @@ class _WindowStream:
         return bool(self._character.getstate()[0])
 
     def fork(self) -> "_WindowStream":
-        twin = copy(self)
-        twin._pending, twin._character = self._pending.copy(), _fork(self._character)
+        twin = _WindowStream(self._tokenizer, self._skipped)
+        twin._printed, twin._pending = self._printed, self._pending.copy()
+        twin._character.setstate(self._character.getstate())
         return twin
-
-
-def _fork(decoder: codecs.IncrementalDecoder) -> codecs.IncrementalDecoder:
-    """Make another decoder that has seen the same bytes."""
-    twin = codecs.getincrementaldecoder("utf-8")(decoder.errors)
-    twin.setstate(decoder.getstate())
-    return twin
 
 
 def _decoder_names(backend: tokenizers.Tokenizer) -> set[str]:

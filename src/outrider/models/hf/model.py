@@ -17,7 +17,7 @@ import torch
 
 from outrider.errors import ModelError
 from outrider.kv.pool import PagedCache
-from outrider.models.base import TargetOutput, check_layers
+from outrider.models.base import Rollback, TargetOutput, check_layers
 from outrider.models.hf import ends, transformers_api
 from outrider.models.hf.selfcheck import compare_with_eager
 from outrider.models.pass_plan import PassPlan
@@ -55,8 +55,10 @@ class HFModel:
     """
 
     backend = "hf"
-    """Told where a model is shown."""
     row_invariant = False  # torch's matrix products choose their blocking by the number of rows
+    own_threads = False
+    rollback = Rollback.TREE  # families with a state beside keys and values are refused
+    row_buckets: tuple[int, ...] = ()
 
     def __init__(
         self, module: torch.nn.Module, *, architecture: str, context_length: int, source: Path | None = None
@@ -70,6 +72,8 @@ class HFModel:
         self.vocabulary = transformers_api.vocabulary(module)
         first = next(module.parameters())
         self.device, self._dtype = first.device, first.dtype
+        self.precision = str(first.dtype).removeprefix("torch.")
+        self.packed_bytes, self.token_bytes = weight_bytes(module)
         blocks = transformers_api.decoder_layers(module)
         self.width, self.layers = ends.width(module), len(blocks)
         self._places = [*([block] for block in blocks), ends.bodies(module)]
@@ -118,6 +122,14 @@ class HFModel:
     def unembed_rows(self, ids: torch.Tensor) -> torch.Tensor:
         """See :class:`outrider.models.base.TargetModel`."""
         return ends.head_rows(self.module, ids).float()
+
+
+def weight_bytes(module: torch.nn.Module) -> tuple[int, int]:
+    """Bytes of a module's parameters, each counted once, and of those that one token reads."""
+    whole = sum(parameter.nbytes for parameter in module.parameters())
+    multiplied = {id(part.weight) for part in module.modules() if isinstance(part, torch.nn.Linear)}
+    tables = {id(part.weight): part.weight for part in module.modules() if isinstance(part, torch.nn.Embedding)}
+    return whole, whole - sum(table.nbytes for key, table in tables.items() if key not in multiplied)
 
 
 def _keep(hidden: dict[int, torch.Tensor], layer: int) -> Callable[..., None]:

@@ -14,7 +14,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from outrider.models.files.tokenizer import Tokenizer
 from outrider.models.hf import transformers_api
-from outrider.models.native.plan import FAMILIES
+from outrider.models.hf.blueprint import blueprint
 
 BODY: Final = "model."
 """What the names of all parameters begin with but the LM head's."""
@@ -25,7 +25,7 @@ def smaller_config(config: Any, layers: Sequence[int], inner: int) -> Any:
     """The configuration of a model with only some of another's layers, and a narrower feed-forward part.
 
     Args:
-        config: transformers' configuration of a family in :data:`outrider.models.native.plan.FAMILIES`.
+        config: transformers' configuration of a dense decoder.
         layers: those kept, in order.
         inner: width of the feed-forward part.
     """
@@ -43,7 +43,7 @@ def body(config: Any, context_length: int) -> torch.nn.Module:
         config: see :func:`smaller_config`.
         context_length: positions it is made for, where its rotary frequencies depend on that.
     """
-    capped = getattr(config, FAMILIES[config.model_type].score_cap or "", None)  # torch's own attention knows no cap
+    capped = any(call.softcap for call in blueprint(config).attention_calls())  # torch's own attention knows no cap
     module: Any = transformers_api.build_empty(copy.deepcopy(config), torch.float32, "eager" if capped else "sdpa")
     blocks: torch.nn.Module = module.get_decoder()
     blocks.set_input_embeddings(torch.nn.Identity())  # type: ignore[operator]

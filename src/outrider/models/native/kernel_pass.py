@@ -7,11 +7,15 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from outrider.kv.pool import LayerStore, PagedCache
-from outrider.tree import TokenTree, TreeBatch
+from outrider.kv.pool import PagedCache
+from outrider.kv.state import LayerStore
+from outrider.tree import SequenceRows, TokenTree, TreeBatch
 
 _GROUP: Final = 32
 """Head rows in the cache are filled up to a multiple of this."""
+_NO_TREE: Final = np.empty(0, dtype=np.int32)
+_CHAIN: Final = np.arange(-1, 255, dtype=np.int32)
+"""Parents in a tree that does not branch, of the sizes there usually are."""
 Share = tuple[int, int, int, int, "np.ndarray[Any, Any]", "np.ndarray[Any, Any]", bool]
 
 
@@ -25,18 +29,15 @@ def shares(batch: TreeBatch, cache: PagedCache) -> list[Share]:
     Returns:
         Rows, context, forced, skip, parents, slots, and whether forced rows see each other.
     """
-    return [
-        (
-            sequence.rows,
-            sequence.context,
-            len(sequence.forced),
-            sequence.skip,
-            _parents(sequence.tree),
-            cache.table(sequence.key).slots(0, sequence.context + sequence.tail).numpy(),
-            sequence.together,
-        )
-        for sequence in batch.sequences
-    ]
+    return [_share(sequence, cache) for sequence in batch.sequences]
+
+
+def _share(sequence: SequenceRows, cache: PagedCache) -> Share:
+    key, context, forced, tree, _, skip, together = sequence
+    parents = _NO_TREE if tree is None else _parents(tree)
+    tail = len(forced) + len(parents)
+    slots = cache.table(key).slots(0, context + tail)
+    return tail - skip, context, len(forced), skip, parents, slots, together
 
 
 def half_store(cache: PagedCache, heads: int, head_width: int) -> LayerStore:
@@ -47,10 +48,12 @@ def half_store(cache: PagedCache, heads: int, head_width: int) -> LayerStore:
         heads: layers times key heads.
         head_width: numbers of a head.
     """
-    if 0 not in cache.layers:
+
+    def empty() -> LayerStore:
         like = torch.empty(heads, 0, stored_width(head_width), dtype=torch.float16)
-        cache.layers[0] = LayerStore(cache.slots, like, like)
-    return cache.layers[0]
+        return LayerStore(cache.slots, like, like)
+
+    return cache.layer(0, empty)
 
 
 def stored_width(head_width: int) -> int:
@@ -63,5 +66,7 @@ def row_bytes(heads: int, head_width: int) -> int:
     return 2 * 2 * heads * stored_width(head_width)
 
 
-def _parents(tree: TokenTree | None) -> np.ndarray[Any, Any]:
-    return np.array(tree.parents if tree else (), dtype=np.int32)
+def _parents(tree: TokenTree) -> np.ndarray[Any, Any]:
+    if tree.is_chain and len(tree.tokens) <= len(_CHAIN):
+        return _CHAIN[: len(tree.tokens)]
+    return np.array(tree.parents, dtype=np.int32)

@@ -16,7 +16,7 @@ import torch
 from outrider.errors import ModelError, one_line
 from outrider.kernels.native import cpu
 from outrider.kv.pool import PagedCache
-from outrider.models.base import TargetOutput, check_layers
+from outrider.models.base import Rollback, TargetOutput, check_layers
 from outrider.models.files.weight_files import MappedTensors
 from outrider.models.hf.blueprint import blueprint
 from outrider.models.loading import ModelFiles
@@ -62,15 +62,13 @@ class NativeModel:
     """
 
     backend = "native"
-    """Told where a model is shown."""
     row_invariant = True
     own_threads = True
-    """It computes on the kernels' threads; torch's should stay out of their way."""
+    rollback = Rollback.TREE
+    row_buckets: tuple[int, ...] = ()
     device = torch.device("cpu")
     precision = "weights as stored, int8 activations"
-    """Told in results instead of a dtype."""
     source: Path | None = None
-    """See :class:`outrider.models.base.TargetModel`."""
 
     def __init__(
         self,
@@ -94,10 +92,9 @@ class NativeModel:
         matrices = _matrices(plan, weights)
         packed, self._arena = pack_all(matrices, kept)
         self.packed_bytes = len(self._arena.bytes)
-        self.token_bytes = sum(
+        self.token_bytes = sum(  # in the file's own bits
             m.stored_bytes for key, m in matrices.items() if key != "embedding" or "head" not in matrices
         )
-        """Bytes of weights, in the file's own bits, that one token reads."""
         layers = [_layer(plan, weights, packed, i) for i in range(plan.layers)]
         ends = {
             "embedding": packed["embedding"],

@@ -18,10 +18,11 @@ import os
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+
+from outrider.files import PARTIAL, replacing, write_whole
 
 VARIABLE: Final = "OUTRIDER_PACKED"
 LAYOUT_VERSION: Final = 2
@@ -82,27 +83,24 @@ class PackedEntry:
 
     def write(self, layout: list[list[Any]], packed: memoryview) -> None:
         """Keep packed bytes; where that fails, the next start packs again."""
-        temporary = self._bytes.with_suffix(f".{os.getpid()}.part")
         try:
-            temporary.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file, ThreadPoolExecutor(1) as writer:
-                written = writer.submit(file.write, packed)
-                facts = {
-                    "version": LAYOUT_VERSION,
-                    "quantization": self._quantization,
-                    "layout": layout,
-                    "stamps": [_stamp(source) for source in self._sources],
-                    "hashes": [_hash(source) for source in self._sources],
-                    "checksums": [zlib.crc32(piece) for piece in _pieces(packed)],
-                }
-                written.result()
-            self._facts.unlink(missing_ok=True)  # facts stand only beside the bytes they tell of
-            temporary.replace(self._bytes)
-            _write_whole(self._facts, json.dumps(facts))
+            self._bytes.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(self._bytes, suffix=_own(), synced=False) as partial:
+                with partial.open("wb") as file, ThreadPoolExecutor(1) as writer:
+                    written = writer.submit(file.write, packed)
+                    facts = {
+                        "version": LAYOUT_VERSION,
+                        "quantization": self._quantization,
+                        "layout": layout,
+                        "stamps": [_stamp(source) for source in self._sources],
+                        "hashes": [_hash(source) for source in self._sources],
+                        "checksums": [zlib.crc32(piece) for piece in _pieces(packed)],
+                    }
+                    written.result()
+                self._facts.unlink(missing_ok=True)  # facts stand only beside the bytes they tell of
+            self._write_facts(facts)
             _prune(packed_folder(), keep=self._facts)
         except OSError as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
             _log.info("the packed model is not kept: %s", error)
 
     def _same_sources(self, facts: dict[str, Any]) -> bool:
@@ -111,8 +109,16 @@ class PackedEntry:
             return True
         if [_hash(source) for source in self._sources] != facts["hashes"]:
             return False
-        _write_whole(self._facts, json.dumps(facts | {"stamps": stamps}))
+        self._write_facts(facts | {"stamps": stamps})
         return True
+
+    def _write_facts(self, facts: dict[str, Any]) -> None:
+        write_whole(self._facts, json.dumps(facts), suffix=_own(), synced=False)
+
+
+def _own() -> str:
+    """An end of a partial file's name that no other process uses: several may pack the same model."""
+    return f".{os.getpid()}{PARTIAL}"
 
 
 def _starts(packed: memoryview) -> range:
@@ -148,12 +154,6 @@ def _hash(source: Path) -> str:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_suffix(f".{os.getpid()}.new")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def _prune(folder: Path, keep: Path) -> None:

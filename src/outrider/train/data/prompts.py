@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from outrider.errors import ConfigError
+from outrider.files import write_whole
 from outrider.prompts import read
 from outrider.prompts.prompt import USER
 from outrider.train.data.decontaminate import HeldOut, evaluation_prompts
@@ -97,8 +98,5 @@ def read_prompts(paths: Sequence[Path], held_out: HeldOut | None = None) -> list
 
 def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
     """Write prompts as :func:`read_prompts` reads them; the file is whole or not there."""
-    temporary = path.with_suffix(path.suffix + ".part")
-    temporary.parent.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps(prompt.to_dict(), ensure_ascii=False) + "\n" for prompt in prompts)
-    temporary.write_text("".join(lines), encoding="utf-8")
-    temporary.replace(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, "".join(json.dumps(prompt.to_dict(), ensure_ascii=False) + "\n" for prompt in prompts))

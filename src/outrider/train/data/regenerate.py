@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from outrider.completion import Choice
-from outrider.drafters.base import check_options, option
 from outrider.engine.call import Wish
 from outrider.engine.driver import Driver
 from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError, cause
+from outrider.options import check_options, option
 from outrider.sampling.params import SamplingParams
 from outrider.train.bars import bar
 from outrider.train.data.example import Example

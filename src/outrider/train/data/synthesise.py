@@ -13,11 +13,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from outrider.drafters.base import check_options, option
 from outrider.engine.call import Wish
 from outrider.engine.driver import Driver
 from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError, ModelError, RequestError
+from outrider.options import check_options, option
 from outrider.sampling.params import SamplingParams
 from outrider.train.data.decontaminate import HeldOut, evaluation_prompts, words
 from outrider.train.data.prompts import Prompt
@@ -32,7 +32,7 @@ _MARK: Final = "☃ user's turn ☃"
 _PATIENCE: Final = 200
 """So many sampled turns have to hold one prompt at least."""
 _NEAR: Final = 4
-"""Words of the runs by which near duplicates are told."""
+"""Words of the runs by which near duplicates are recognised."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Synthesis:
         before: the prompts that were made so far, in their order.
         tried: how many texts each part has tried for them, by its name.
         held_out: evaluation prompts; None takes those that come with Outrider.
-        tell: told how many turns the target has written, whenever one has ended.
+        tell: called with how many turns the target has written, whenever one has ended.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class _Sampler:
         if self._seen >= _PATIENCE and self._fit < self._seen / _PATIENCE:
             raise ModelError(
                 f"of {self._seen} user's turns that {self._name} sampled only {self._fit} are prompts "
-                f"({told(self._sieve.dropped)}); give prompts in a file, or set --prompt-sampled-share 0"
+                f"({in_words(self._sieve.dropped)}); give prompts in a file, or set --prompt-sampled-share 0"
             )
         self._seen += 1
         if reason is not None:
@@ -277,7 +277,7 @@ class _Sampler:
             yield (cell.kind, number), (turn.opening(tasks().system(cell.kind, dice)), params)
 
 
-def told(dropped: Mapping[str, int]) -> str:
+def in_words(dropped: Mapping[str, int]) -> str:
     """Counts by reason, in words."""
     return ", ".join(f"{count:,} {reason}" for reason, count in dropped.items()) or "none"
 

@@ -1,6 +1,6 @@
 """How far other held-out texts might move a figure: 95 % intervals of τ, of α and of what training has changed.
 
-Texts are drawn anew with all their counts (bootstrap); figures of two judgements are compared on the same draws.  Few
+Texts are drawn anew with all their counts (bootstrap); figures of two evaluations are compared on the same draws.  Few
 texts spread less than what they come from, so the ends are taken further out: Hesterberg 2015, "What Teachers Should
 Know About the Bootstrap", §4.4 (expanded percentiles).
 """
@@ -87,7 +87,7 @@ def rate_intervals(counts: Counts) -> list[Interval] | None:
 
 
 def gain(before: Counts, after: Counts) -> Interval | None:
-    """How far τ rose between two judgements by the same texts; None of fewer than four, or where the texts differ."""
+    """How far τ rose between two evaluations by the same texts; None of fewer than four, or where the texts differ."""
     if not before.enough or len(before.accepted) != len(after.accepted):
         return None
     every, drawn = _every(before), draws(len(before.accepted))

@@ -1,4 +1,4 @@
-"""What a trained head buys: accepted length, cost and speed on prompts it was not trained on, beside no head."""
+"""What a trained head is worth: accepted length, cost and speed on held-out prompts, beside no head."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENS: Final = 96
 TURNS: Final = 3
 
 
-def bought(
+def measure_payoff(
     llm: LLM, arms: Mapping[str, Speculation], texts: Sequence[Example], console: Console
 ) -> list[dict[str, Any]]:
     """Complete held-out prompts with what was trained, with n-grams and with nothing, in turns, and compare.
@@ -41,9 +41,9 @@ def bought(
     prompts = [example.tokens[: example.answer_start] for example in texts[:PROMPTS]]
     plans = {name: Speculation(name) for name in _BESIDE} | dict(arms)
     with bar("measuring speed", len(prompts), console) as tick:
-        found = compare({name: llm.speculating(plan) for name, plan in plans.items()}, prompts, tick)
-    console.print(_table(found, len(prompts)))
-    return found
+        rows = compare({name: llm.speculating(plan) for name, plan in plans.items()}, prompts, tick)
+    console.print(_table(rows, len(prompts)))
+    return rows
 
 
 def compare(
@@ -69,15 +69,15 @@ def compare(
                 times[name].append(time.perf_counter() - begun - done.seconds.prefill)
                 if not turn:
                     tokens = len(done.token_ids)
-                    stats, spent = done.speculation, done.seconds
-                    rounds[name].append((tokens - 1, stats.rounds, spent.draft, spent.verify))
-        for name, taken in times.items():
-            seconds[name].append(statistics.median(taken))
+                    stats, taken = done.speculation, done.seconds
+                    rounds[name].append((tokens - 1, stats.rounds, taken.draft, taken.verify))
+        for name, turns in times.items():
+            seconds[name].append(statistics.median(turns))
         tick(number, "")
-    plain, found = sum(seconds[next(iter(arms))]), []
+    plain, rows = sum(seconds[next(iter(arms))]), []
     for name in arms:
         tokens, count, draft, verify = (sum(column) for column in zip(*rounds[name], strict=True))
-        found.append(
+        rows.append(
             {
                 "method": name,
                 "accepted_length": tokens / max(1, count),
@@ -87,18 +87,18 @@ def compare(
                 "speedup": plain / sum(seconds[name]),
             }
         )
-    one_row = found[0]["verify_ms"]
-    for row in found:
+    one_row = rows[0]["verify_ms"]
+    for row in rows:
         row["predicted"] = row["accepted_length"] * one_row / (row["draft_ms"] + row["verify_ms"])
-    return found
+    return rows
 
 
-def _table(found: Sequence[Mapping[str, Any]], prompts: int) -> Table:
+def _table(rows: Sequence[Mapping[str, Any]], prompts: int) -> Table:
     table = Table(title=f"{prompts} held-out prompts, greedy", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("method")
     for heading in ("τ", "draft ms", "verify ms", "tokens/s", "speedup", "predicted"):
         table.add_column(heading, justify="right")
-    for row in found:
+    for row in rows:
         table.add_row(
             row["method"],
             f"{row['accepted_length']:.2f}",

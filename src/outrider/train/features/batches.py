@@ -10,28 +10,10 @@ from typing import Final, NamedTuple, Protocol
 import torch
 
 from outrider.errors import ConfigError
+from outrider.train.features.buffer import Captured
 
 _POOL: Final = 16
 """Texts of about equal length are put together among so many batches' worth: less padding, still a mixed order."""
-
-
-class Captured(Protocol):
-    """A text the target wrote, with hidden rows of the pass that read it."""
-
-    @property
-    def tokens(self) -> torch.Tensor | Sequence[int]:
-        """Token ids, prompt first: [T]."""
-        ...
-
-    @property
-    def answer_start(self) -> int:
-        """Index of the first token of the answer."""
-        ...
-
-    @property
-    def features(self) -> Mapping[int, torch.Tensor]:
-        """Hidden rows [T, width] of each captured layer; the highest layer is the rows the LM head reads."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +70,7 @@ def shifted(values: torch.Tensor, by: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Shape:
+class BatchShape:
     """How texts become batches."""
 
     layers: tuple[int, ...]
@@ -152,21 +134,6 @@ class Shards(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class InMemory:
-    """Texts that are in memory already, as one shard."""
-
-    texts: Sequence[Captured]
-
-    def __len__(self) -> int:
-        """See :class:`Shards`."""
-        return 1 if self.texts else 0
-
-    def read(self, shard: int) -> Sequence[Captured]:
-        """See :class:`Shards`."""
-        return self.texts
-
-
 class Position(NamedTuple):
     """A place in the endless order of batches: the next batch to come."""
 
@@ -175,7 +142,7 @@ class Position(NamedTuple):
     batch: int = 0
 
 
-class Stream(Protocol):
+class BatchStream(Protocol):
     """What the loop reads: batches without end, from a place that can be kept and found again."""
 
     position: Position
@@ -201,18 +168,18 @@ class Batches:
     one window, and a place is found again by reading one.
     """
 
-    def __init__(self, shards: Shards, shape: Shape, *, seed: int, window: int = 4) -> None:
+    def __init__(self, shards: Shards, shape: BatchShape, *, seed: int, window: int = 4) -> None:
         self.position = Position()
         self._shards, self._shape, self._seed, self._window = shards, shape, seed, window
         self._groups: list[list[Captured]] = []
         self._read: tuple[int, int] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        """See :class:`Stream`."""
+        """See :class:`BatchStream`."""
         return self
 
     def __next__(self) -> Batch:
-        """See :class:`Stream`.
+        """See :class:`BatchStream`.
 
         Raises:
             ConfigError: no text of an epoch has an answer to learn from.
@@ -223,7 +190,7 @@ class Batches:
         return self._shape.pad(self._groups[after - 1], seed)
 
     def skip(self) -> None:
-        """See :class:`Stream`."""
+        """See :class:`BatchStream`."""
         barren = 0
         while barren < 2:  # an epoch may end with nothing, but not begin and end so
             epoch, window, index = self.position
@@ -261,7 +228,7 @@ class Batches:
         return random.Random(f"{self._seed} {what}")
 
 
-def _evened(texts: list[Captured], shape: Shape) -> Iterator[list[Captured]]:
+def _evened(texts: list[Captured], shape: BatchShape) -> Iterator[list[Captured]]:
     """Groups of about equally long texts; which texts stand near each other is left to the order given."""
     pool: list[Captured] = []
     held = 0
@@ -274,7 +241,7 @@ def _evened(texts: list[Captured], shape: Shape) -> Iterator[list[Captured]]:
     yield from shape.group(sorted(pool, key=shape.length))
 
 
-def held_out_batches(texts: Iterable[Captured], shape: Shape) -> list[Batch]:
+def held_out_batches(texts: Iterable[Captured], shape: BatchShape) -> list[Batch]:
     """The same batches each time, to judge a head by.
 
     Raises:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +21,14 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from outrider.errors import ConfigError, NumericsError, cause
+from outrider.files import write_whole
 from outrider.train.data.example import Example
 
 SHARD_BYTES: Final = 1 << 26
 _VERSION: Final = 1
 _INDEX: Final = "index.json"
-_PARTIAL: Final = ".part"
+_LEFTOVERS: Final = "*.part*"
+"""What a sudden end leaves of a file that was being written, in older versions too."""
 _HALF: Final = torch.finfo(torch.float16)
 _CHUNK: Final = 1 << 22
 _log: Final = logging.getLogger("outrider")
@@ -50,7 +51,7 @@ class Captured:
         return cls(tokens, example.answer_start, {layer: halves(layer, rows) for layer, rows in features.items()})
 
 
-class _Text(NamedTuple):
+class _StoredText(NamedTuple):
     """One text of a shard."""
 
     key: str
@@ -65,14 +66,14 @@ class _Shard:
     name: str
     size: int
     checksum: int
-    texts: tuple[_Text, ...]
+    texts: tuple[_StoredText, ...]
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, "bytes": self.size, "crc32": self.checksum, "texts": self.texts}
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> _Shard:
-        return cls(value["name"], value["bytes"], value["crc32"], tuple(_Text(*text) for text in value["texts"]))
+        return cls(value["name"], value["bytes"], value["crc32"], tuple(_StoredText(*text) for text in value["texts"]))
 
 
 class FeatureBuffer:
@@ -108,7 +109,7 @@ class FeatureBuffer:
         self._checked: set[str] = set()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for leftover in folder.glob(f"*{_PARTIAL}"):
+            for leftover in folder.glob(_LEFTOVERS):
                 leftover.unlink()
             self._shards = self._read_index()
         except OSError as error:
@@ -159,10 +160,10 @@ class FeatureBuffer:
         if not self._pending:
             return
         packed = save(self._tensors())
-        texts = tuple(_Text(item.key, len(item.tokens), item.answer_start) for item, _ in self._pending)
+        texts = tuple(_StoredText(item.key, len(item.tokens), item.answer_start) for item, _ in self._pending)
         shard = _Shard(self._next_name(), len(packed), zlib.crc32(packed), texts)
         try:
-            _write_whole(self.folder / shard.name, packed)
+            write_whole(self.folder / shard.name, packed)
             self._write_index([*self._shards, shard])
         except OSError as error:
             raise ConfigError(
@@ -231,7 +232,7 @@ class FeatureBuffer:
         return {text.key: index for index, (text, _, _) in enumerate(self._places)}
 
     @cached_property
-    def _places(self) -> list[tuple[_Text, _Shard, int]]:
+    def _places(self) -> list[tuple[_StoredText, _Shard, int]]:
         """Each written text, its shard and its first row in it."""
         places = []
         for shard in self._shards:
@@ -334,7 +335,7 @@ class FeatureBuffer:
 
     def _write_index(self, shards: Sequence[_Shard]) -> None:
         value = self._facts | {"shards": [shard.to_dict() for shard in shards]}
-        _write_whole(self.folder / _INDEX, json.dumps(value).encode())
+        write_whole(self.folder / _INDEX, json.dumps(value))
 
 
 def row_bytes(width: int, layers: Sequence[int]) -> int:
@@ -352,20 +353,6 @@ def halves(layer: int, rows: torch.Tensor) -> torch.Tensor:
     if torch.isnan(found).any():
         raise NumericsError(f"the target's hidden rows of layer {layer} are not numbers, so nothing can be learned")
     return found
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is whole or not there, and on the disk when this returns."""
-    temporary = path.with_name(path.name + _PARTIAL)
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _checksum(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""Which precision trains faster here is tried, not assumed: bf16 is the slower one on many processors."""
+"""The precision to train in: it is timed, not assumed, since bf16 is slower than fp32 on many processors."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 
 from outrider.train.settings import PRECISIONS
 
-PROBE_SECONDS: Final = 5.0
+TRIAL_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True)
-class Probe:
-    """What the trial found."""
+class PrecisionTimes:
+    """How long a step takes in each precision."""
 
     seconds: dict[str, float]
-    """The fastest step of each precision."""
+    """Of the fastest step."""
 
     @property
     def fastest(self) -> str:
@@ -29,17 +29,17 @@ class Probe:
 
     def __str__(self) -> str:
         """One line to print."""
-        tried = ", ".join(f"{name} {spent * 1000:.0f} ms" for name, spent in self.seconds.items())
+        tried = ", ".join(f"{name} {seconds * 1000:.0f} ms" for name, seconds in self.seconds.items())
         return f"precision: {self.fastest} (a step takes: {tried})"
 
 
-def under(precision: str, device: torch.device) -> AbstractContextManager[None]:
-    """The context in which a forward pass runs in a precision; weights stay fp32."""
+def computing_in(precision: str, device: torch.device) -> AbstractContextManager[None]:
+    """A context in which forward passes run in a precision; weights stay fp32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
-def probe(step: Callable[[str], None], seconds: float = PROBE_SECONDS) -> Probe:
-    """Time a step in each precision, by turns, for as long as given; each is tried at least once.
+def time_precisions(step: Callable[[str], None], seconds: float = TRIAL_SECONDS) -> PrecisionTimes:
+    """Time a step in each precision, in turns; each is tried at least once.
 
     Args:
         step: runs forward and backward in a precision and changes nothing.
@@ -52,4 +52,4 @@ def probe(step: Callable[[str], None], seconds: float = PROBE_SECONDS) -> Probe:
             begun = time.perf_counter()
             step(name)
             fastest[name] = min(fastest.get(name, float("inf")), time.perf_counter() - begun)
-    return Probe(fastest)
+    return PrecisionTimes(fastest)

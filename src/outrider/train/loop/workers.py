@@ -1,4 +1,4 @@
-"""One process, or several that train one head together, each on its own batches."""
+"""The processes of a training: one, or several that train one head together, each on its own batches."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import torch
+from filelock import FileLock, Timeout
 
 from outrider.errors import ConfigError
 
 _PATIENCE: Final = timedelta(days=7)
 """How long processes wait for one another, since the first one answers prompts alone."""
+_LOCK: Final = ".lock"
 
 
 class Workers(Protocol):
@@ -116,3 +119,31 @@ def repeatable(device: torch.device) -> None:
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+@contextmanager
+def locked(folder: Path, doing: str, flag: str) -> Iterator[None]:
+    """Keep other processes out of a folder; the system releases it when the process ends, however it ends.
+
+    Args:
+        folder: made where it is missing.
+        doing: what two processes would be doing there at once, for the message.
+        flag: that names the folder.
+
+    Raises:
+        ConfigError: another process holds it, or it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / _LOCK)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(
+            f"another process is {doing} in {folder}; wait until it has ended, or name another folder with {flag}"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be used: {error.strerror or error}; name another with {flag}") from error
+    try:
+        yield
+    finally:
+        lock.release()

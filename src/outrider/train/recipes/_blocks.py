@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.heads.blocks import Attend
-from outrider.heads.dspark import DSparkHead, Slots
+from outrider.heads.blocks import Attend, Slots
+from outrider.heads.dspark import DSparkHead
 from outrider.train.features.batches import Batch
 from outrider.train.features.teacher import Teacher
 from outrider.train.recipes.base import starts
@@ -29,6 +29,11 @@ class Drafted:
     """[B, A, drafts, …]."""
     previous: torch.Tensor
     """int64 [B, A, drafts]: the text's own token before each slot's."""
+
+    @property
+    def texts(self) -> torch.Tensor:
+        """Number of each block's text: int64 [B, A]."""
+        return torch.arange(len(self.rows), device=self.rows.device).unsqueeze(1).expand_as(self.rows)
 
 
 def choose_starts(batch: Batch, most: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,9 +89,9 @@ def _attend(context_keys: torch.Tensor, context_values: torch.Tensor, hidden: to
 
 def corrected(head: DSparkHead, drafted: Drafted) -> torch.Tensor:
     """Logits of every slot, corrected by the text's own token before it: [B, A, drafts, vocabulary]."""
-    state, found = None, []
+    state, logits = None, []
     for slot in range(head.config.drafts):
         hidden = drafted.slots.hidden[:, :, slot]
         added, state = head.markov_head(drafted.previous[:, :, slot], hidden, state)
-        found.append(drafted.slots.logits[:, :, slot] + added)
-    return torch.stack(found, 2)
+        logits.append(drafted.slots.logits[:, :, slot] + added)
+    return torch.stack(logits, 2)

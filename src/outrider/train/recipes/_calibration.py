@@ -1,4 +1,4 @@
-"""How true a confidence is, and the temperatures that make it truer."""
+"""The calibration error of a confidence, and the temperatures that lower it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-Judged = tuple[torch.Tensor, torch.Tensor]
+Confidences = tuple[torch.Tensor, torch.Tensor]
 """[n, drafts] each: confidences before the sigmoid, and whether all drafts up to a slot were accepted."""
 _TEMPERATURES: Final = tuple(0.5 * 1.07**step for step in range(36))
 """Tried for each slot: from 0.5 to 5.3."""
@@ -46,10 +46,10 @@ def survivals(logits: torch.Tensor, temperatures: Sequence[float]) -> torch.Tens
     return torch.sigmoid(logits / torch.tensor(temperatures)).cumprod(-1)
 
 
-def cross_checked(parts: Sequence[Judged]) -> Mapping[str, float]:
+def cross_validated_errors(parts: Sequence[Confidences]) -> Mapping[str, float]:
     """The calibration error, averaged over slots, before temperatures were set and after.
 
-    Temperatures that are judged were fitted on other texts: on one half of the parts for the other half, both ways.
+    Temperatures are fitted on one half of the parts and evaluated on the other half, both ways.
 
     Args:
         parts: texts that belong together; fewer than two of them cannot be checked.
@@ -69,6 +69,6 @@ def cross_checked(parts: Sequence[Judged]) -> Mapping[str, float]:
     return {"calibration error, unscaled": before / count, "calibration error": after / count}
 
 
-def _joined(parts: Sequence[Judged]) -> Judged:
+def _joined(parts: Sequence[Confidences]) -> Confidences:
     logits, right = zip(*parts, strict=True)
     return torch.cat(logits), torch.cat(right)

@@ -10,57 +10,54 @@ import torch
 from outrider.train.features.batches import Batch
 from outrider.train.features.teacher import Teacher
 from outrider.train.features.vocabulary import places
-from outrider.train.objectives.base import Objective
-from outrider.train.recipes.base import Acceptance, LossReport, best_tokens, chain_acceptance, starts
+from outrider.train.recipes._weighted_loss import WeightedLoss
+from outrider.train.recipes.base import (
+    Acceptance,
+    LossReport,
+    Recipe,
+    best_tokens,
+    chain_acceptance,
+    starts,
+    target_law,
+)
 
 _RANKS: Final = 10
 """Guesses of a head that a tree may use."""
-_JUDGED: Final = 512
+_MOST_ROWS: Final = 512
 """Rows whose logits are made at once where no gradient is wanted."""
 
 
-def parallel_loss(head: Any, batch: Batch, teacher: Teacher, objective: Objective, weights: torch.Tensor) -> LossReport:
-    """The weighted mean of an objective over every start and depth.
+def parallel_loss(recipe: Recipe, head: Any, batch: Batch, teacher: Teacher) -> LossReport:
+    """The weighted mean of the recipe's objective over every start and depth.
 
     With a reduced vocabulary the teacher's distribution is that over its tokens alone, and rows whose next token
     it lacks are left out.
 
     Args:
+        recipe: has the objective and the weights of depths.
         head: rows [n, width] to logits [n, depths, v], with ``ids`` [v].
         batch: the texts.
-        teacher: the target's own opinion.
-        objective: what to make small.
-        weights: fp32 [depths].
+        teacher: the target's own distribution.
     """
-    counted = starts(batch, len(weights))
+    objective, counted = recipe.divergence, starts(batch, head.config.heads)
     chosen, ids = counted[0], _reduced(head, teacher)
-    logits = head(batch.final[chosen])
-    parts, total, weight = {}, batch.final.new_zeros(()), 0.0
-    for depth, share in enumerate(weights.tolist()):
+    texts, rows = chosen.nonzero(as_tuple=True)
+    logits, loss = head(batch.final[chosen]), WeightedLoss(recipe, counted, batch.final)
+    for depth in range(len(counted)):
         x, known = places(ids, batch.following(depth + 2)[chosen])
         kept = counted[depth][chosen] & known
-        if not (count := int(kept.sum())):
+        if not kept.any():
             continue
-        p = _teacher_rows(batch, teacher, ids, depth, chosen, kept) if objective.reads_teacher else x[:0]
-        losses = objective(logits[kept, depth], p, x[kept])
-        parts[f"loss_{depth + 1}"] = losses.detach().mean()
-        total = total + share * losses.sum()
-        weight += share * count
-    return LossReport(total / max(weight, 1e-9), weight, parts)
+        z, x = logits[kept, depth], x[kept]
+        p = target_law(batch, teacher, texts[kept], rows[kept], depth, ids) if objective.reads_teacher else z[:0]
+        loss.add(depth, (texts[kept], rows[kept]), objective(z, p, x), z, x)
+    return loss.report()
 
 
 def _reduced(head: Any, teacher: Teacher) -> torch.Tensor | None:
     """The head's draft vocabulary, or None where it is the whole."""
     ids: torch.Tensor = head.ids
     return ids if len(ids) < teacher.vocabulary else None
-
-
-def _teacher_rows(
-    batch: Batch, teacher: Teacher, ids: torch.Tensor | None, depth: int, chosen: torch.Tensor, kept: torch.Tensor
-) -> torch.Tensor:
-    """The teacher's distribution of the token each kept start guesses at a depth: fp32 [kept, v]."""
-    texts, rows = (where[kept] for where in chosen.nonzero(as_tuple=True))
-    return torch.softmax(teacher.logits(batch.final[texts, rows + 1 + depth], ids), -1)
 
 
 @torch.no_grad()
@@ -75,7 +72,7 @@ def parallel_acceptance(head: Any, batch: Batch, teacher: Teacher, depths: int) 
 
 def _pieces(mask: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
     texts, rows = mask.nonzero(as_tuple=True)
-    return list(zip(torch.split(texts, _JUDGED), torch.split(rows, _JUDGED), strict=True))
+    return list(zip(torch.split(texts, _MOST_ROWS), torch.split(rows, _MOST_ROWS), strict=True))
 
 
 @torch.no_grad()

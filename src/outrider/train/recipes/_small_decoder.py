@@ -1,135 +1,180 @@
-"""The loss and the acceptance of a small decoder, which reads a text as the target does, row by row."""
+"""A small decoder of the target's family, made out of the target itself.
+
+Some of its layers, and of each the most useful channels of the feed-forward part, whose usefulness is
+‖gate‖·‖up‖·‖down‖: the product of the norms of all weights that reach a channel or leave it, which bounds what it
+can add to a row.  Embeddings and LM head are the target's and stay so; training teaches the blocks alone.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from outrider.config import Speculation
-from outrider.heads.checkpoint import TargetFacts
-from outrider.train.features.batches import Batch, shifted
-from outrider.train.features.teacher import Teacher
-from outrider.train.features.vocabulary import places
-from outrider.train.objectives.base import Objective
-from outrider.train.products import UNTRAINED
-from outrider.train.recipes._smaller import SmallDecoder
-from outrider.train.recipes.base import LossReport
+from outrider.errors import ConfigError
+from outrider.heads.checkpoint import writing
+from outrider.models.hf.blueprint import blueprint
+from outrider.models.hf.smaller import BODY, body, run, smaller_config, write_folder
+from outrider.models.loading import ModelFiles, open_model
+from outrider.models.native.plan import FAMILIES
+from outrider.models.parameters import parameters
 
-_MADE: Final = "made.json"
-
-
-class DraftModelProduct:
-    """A model in transformers' own format: both backends, and other engines, load it like any other."""
-
-    shows_untrained = True
-    starts_from_heads = False
-
-    def place(self, output: Path, index: int) -> Path:
-        """See :class:`outrider.train.products.Product`."""
-        return output
-
-    def write(self, folder: Path, network: SmallDecoder, target: TargetFacts, told: Mapping[str, Any]) -> None:
-        """See :class:`outrider.train.products.Product`."""
-        network.write(folder)
-        made = {"target": dataclasses.asdict(target), "cut": dataclasses.asdict(network.cut), "training": dict(told)}
-        (folder / _MADE).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-
-    def arms(self, method: str, output: Path) -> dict[str, Speculation]:
-        """See :class:`outrider.train.products.Product`."""
-        return {
-            f"{method}, {UNTRAINED}": Speculation(method, options={"model": str(output / UNTRAINED)}),
-            method: Speculation(method, options={"model": str(output)}),
-        }
+if TYPE_CHECKING:
+    from outrider.models.base import TargetModel
 
 
-class Columns(NamedTuple):
-    """The tokens that the loss of one batch looks at."""
+@dataclass(frozen=True)
+class Cut:
+    """What is kept of a target."""
+
+    layers: tuple[int, ...]
+    """In order."""
+    inner: int = 0
+    """Channels of each feed-forward part; 0 is all."""
+
+
+def spread_layers(count: int, layers: int) -> tuple[int, ...]:
+    """So many layers, evenly spread, the first and the last among them; one is the first.
+
+    Raises:
+        ConfigError: there are not so many.
+    """
+    if not 1 <= count <= layers:
+        raise ConfigError(f"the target has {layers} layers, so from 1 to {layers} of them can be kept, not {count}")
+    return tuple(round(place * (layers - 1) / max(1, count - 1)) for place in range(count))
+
+
+def parse_layers(text: str, layers: int) -> tuple[int, ...]:
+    """The layers that a text such as ``0,9,29`` names.
+
+    Raises:
+        ConfigError: it is not such a text, or the target has no such layer.
+    """
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"layers are named by numbers with commas between, such as 0,9,29, not {text!r}") from None
+    if list(found) != sorted(set(found)):
+        raise ConfigError(f"layers must be named in rising order, each once, not {text!r}")
+    if wrong := [layer for layer in found if not 0 <= layer < layers]:
+        raise ConfigError(f"there is no layer {wrong[0]} to keep: the target's are 0 to {layers - 1}")
+    return found
+
+
+class SmallDecoder(torch.nn.Module):
+    """The small decoder as it is trained: blocks and final norm, between the target's embeddings and LM head."""
 
     ids: torch.Tensor | None
-    """int64 [v + drawn]: the reduced vocabulary, then tokens drawn beside it; None is the whole vocabulary."""
-    added: torch.Tensor | float
-    """fp32 [v + drawn], what is added to the logits of each, so that a drawn token stands for as many as were not."""
+
+    def __init__(self, files: ModelFiles, cut: Cut, ids: torch.Tensor | None) -> None:
+        """Take the blocks out of a target.
+
+        Args:
+            files: the target's.
+            cut: what is kept.
+            ids: int64 [v], the tokens that the loss looks at; None is all.
+        """
+        super().__init__()
+        self.files, self.cut = files, cut
+        self.register_buffer("ids", None if ids is None else ids.clone())
+        self.config = smaller_config(files.config, cut.layers, cut.inner or files.config.intermediate_size)
+        self.body = body(self.config, files.context_length)
+        kept = {name.removeprefix(BODY): weight for name, weight in _kept(files, self.config, cut)}
+        self.body.load_state_dict(kept, assign=True)
+        self.body.requires_grad_(True)
+
+    def forward(self, embedded: torch.Tensor) -> torch.Tensor:
+        """Embedded texts [B, T, width] to rows after the final norm [B, T, width]."""
+        return run(self.body, embedded)
+
+    def write(self, folder: Path) -> None:
+        """Write it as a model of its own, with the target's embeddings, LM head and tokenizer."""
+        own = {f"{BODY}{name}": weight for name, weight in self.body.state_dict().items()}
+        numbers = parameters(self.files)
+        due = blueprint(self.config).shapes
+        ends = {name: numbers[name] for name in due if name not in own}
+        with writing(folder):
+            write_folder(folder, self.config, own | ends, self.files.tokenizer)
 
 
-def columns(vocabulary: torch.Tensor | None, batch: Batch, teacher: Teacher, others: int) -> Columns:
-    """The reduced vocabulary and some tokens beside it, other ones for each batch.
+def source_of(target: TargetModel) -> ModelFiles:
+    """The files of a target that smaller decoders can be made out of.
 
-    Tokens that no loss ever looks at may rise unseen until they are drafted.  So the sum over them is estimated from a
-    sample (Bengio and Senécal, "Adaptive importance sampling", 2008), here one that favours no token.
+    Raises:
+        ConfigError: it was made in memory, or its family is not one that a decoder can be cut from.
+    """
+    if target.source is None:
+        raise ConfigError("a draft model is cut out of the target's files, and this target was made in memory")
+    files = open_model(target.source)
+    if files.config.model_type not in FAMILIES:
+        raise ConfigError(
+            f"no draft model can be cut out of {files.name}: its model type {files.config.model_type!r} is not among "
+            f"{', '.join(FAMILIES)}"
+        )
+    if absent := blueprint(files.config).shapes.keys() - set(parameters(files)):
+        raise ConfigError(
+            f"no draft model can be cut out of {files.name}: its weights hold nothing named {min(absent)!r}"
+        )
+    return files
+
+
+def check_cut(cut: Cut, files: ModelFiles) -> None:
+    """Refuse to keep more than the target has.
+
+    Raises:
+        ConfigError: naming what it has.
+    """
+    if cut.inner > files.config.intermediate_size:
+        raise ConfigError(
+            f"{files.name} has {files.config.intermediate_size} channels in a feed-forward part, and {cut.inner} were "
+            "to be kept"
+        )
+
+
+def _kept(files: ModelFiles, small: Any, cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each parameter of the blocks and of the final norm, by its name in the small model."""
+    due, numbers = blueprint(small).shapes, parameters(files)
+    for name in due:
+        if name.startswith(BODY) and not name.startswith((f"{BODY}layers.", f"{BODY}embed_tokens.")):
+            yield name, numbers[name].float().clone()
+    for place, layer in enumerate(cut.layers):
+        begins = f"{BODY}layers.{place}."
+        shapes = {name.removeprefix(begins): shape for name, shape in due.items() if name.startswith(begins)}
+        parts = {name: numbers[f"{BODY}layers.{layer}.{name}"].float() for name in shapes}
+        channels = most_useful_channels(parts, shapes, files.config.intermediate_size, small.intermediate_size)
+        for name, part in parts.items():
+            yield f"{begins}{name}", keep_channels(part, shapes[name], files.config.intermediate_size, channels).clone()
+
+
+def most_useful_channels(
+    parts: Mapping[str, torch.Tensor], shapes: Mapping[str, Sequence[int]], inner: int, wanted: int
+) -> torch.Tensor:
+    """The most useful channels of one feed-forward part, ascending: int64 [wanted].
 
     Args:
-        vocabulary: int64 [v], ascending; None is the whole.
-        batch: has the dice.
-        teacher: knows how many tokens there are.
-        others: how many are drawn.
+        parts: parameters of a layer; matrices that share a tensor lie one after the other in it.
+        shapes: shape of each in the smaller model.
+        inner: channels there are.
+        wanted: channels to keep.
     """
-    if vocabulary is None:
-        return Columns(None, 0.0)
-    beside = torch.ones(teacher.vocabulary, dtype=torch.bool)
-    beside[vocabulary.cpu()] = False
-    left = beside.nonzero().squeeze(1)
-    drawn = left[torch.randperm(len(left), generator=batch.generator())[:others]].to(vocabulary.device)
-    added = torch.zeros(len(vocabulary) + len(drawn), device=vocabulary.device)
-    added[len(vocabulary) :] = math.log(len(left) / max(1, len(drawn)))
-    return Columns(torch.cat((vocabulary, drawn)), added)
+    score = torch.ones(inner, dtype=torch.float64)
+    for name, part in parts.items():
+        for dimension in _differing(part.shape, shapes[name]) if part.ndim > 1 else ():
+            norms = part.double().norm(dim=1 - dimension)
+            score *= norms.view(-1, inner).prod(0)
+    return score.topk(wanted).indices.sort().values
 
 
-def distillation_loss(
-    head: SmallDecoder,
-    batch: Batch,
-    teacher: Teacher,
-    objective: Objective,
-    others: int,
-    weights: torch.Tensor | None = None,
-) -> LossReport:
-    """The mean of an objective over every row of an answer.
-
-    With a reduced vocabulary both distributions are those over :func:`columns`, and where an objective reads the text's
-    own token, the rows whose next token is not in the vocabulary are left out.
-
-    Args:
-        head: the decoder.
-        batch: the texts.
-        teacher: the target's own opinion.
-        objective: what to make small.
-        others: tokens drawn beside a reduced vocabulary.
-        weights: fp32 [B, T], how much each row counts; None is all alike.
-    """
-    x, known = places(head.ids, batch.following(1))
-    counted = batch.mask & known if objective.reads_tokens else batch.mask
-    shares = torch.ones_like(batch.mask, dtype=torch.float32) if weights is None else weights
-    counted = counted & (shares > 0)
-    if not counted.any():
-        return LossReport(batch.final.new_zeros(()), 0.0)
-    ids, added = columns(head.ids, batch, teacher, others)
-    z = teacher.read(head(teacher.embed(batch.tokens))[counted], ids) + added
-    p = torch.softmax(teacher.logits(batch.final[counted], ids) + added, -1) if objective.reads_teacher else z[:0]
-    losses, shares = objective(z, p, x[counted]), shares[counted]
-    weight = float(shares.sum())
-    return LossReport((losses * shares).sum() / weight, weight)
+def keep_channels(part: torch.Tensor, shape: Sequence[int], inner: int, channels: torch.Tensor) -> torch.Tensor:
+    """A parameter with only some channels, in the dimension where it is larger than in the smaller model."""
+    for dimension in _differing(part.shape, shape):
+        matrices = torch.arange(part.shape[dimension] // inner) * inner
+        part = part.index_select(dimension, (matrices[:, None] + channels).flatten())
+    return part
 
 
-@torch.no_grad()
-def chain_guesses(head: SmallDecoder, batch: Batch, teacher: Teacher, depths: int) -> torch.Tensor:
-    """What the decoder would draft at every start, under the text's own tokens: int64 [depths, B, T].
-
-    The whole vocabulary is asked, as when it drafts.
-    """
-    guesses = torch.full_like(batch.tokens, -1)
-    guesses[batch.mask] = teacher.best(head(teacher.embed(batch.tokens))[batch.mask])
-    return torch.stack([shifted(guesses, depth + 1) for depth in range(depths)])
-
-
-@torch.no_grad()
-def right(head: SmallDecoder, batch: Batch, teacher: Teacher) -> torch.Tensor:
-    """Whether the decoder's most probable next token is the target's, among the tokens of the loss: bool [B, T]."""
-    found = torch.zeros_like(batch.mask)
-    guessed = teacher.logits(head(teacher.embed(batch.tokens))[batch.mask], head.ids).argmax(-1)
-    found[batch.mask] = guessed == teacher.logits(batch.final[batch.mask], head.ids).argmax(-1)
-    return found
+def _differing(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    return [dimension for dimension, sizes in enumerate(zip(one, other, strict=True)) if sizes[0] != sizes[1]]

@@ -14,7 +14,7 @@ import torch
 
 from outrider.train.features.batches import Batch
 from outrider.train.features.teacher import Teacher
-from outrider.train.recipes.base import Acceptance, best_tokens, chain_acceptance
+from outrider.train.recipes.base import Acceptance, best_tokens, chain_acceptance, drafted_tokens
 
 
 @dataclass(eq=False)
@@ -91,6 +91,5 @@ def unrolled_acceptance(head: Any, batch: Batch, teacher: Teacher, steps: int) -
     """Held-out acceptance by depth of the chain of each step's best guess."""
     guesses = torch.full((steps, *batch.tokens.shape), -1, device=batch.tokens.device)
     for depth, answers in enumerate(unroll(head, batch, teacher, steps)):
-        best = head.logits(answers[batch.mask], teacher.logits).argmax(-1)
-        guesses[depth][batch.mask] = best if head.ids is None else head.ids[best]
+        guesses[depth][batch.mask] = drafted_tokens(head, head.logits(answers[batch.mask], teacher.logits))
     return chain_acceptance(batch, guesses, best_tokens(batch, teacher))

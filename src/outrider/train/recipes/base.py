@@ -1,4 +1,4 @@
-"""What a recipe is: how a method's rows are made, weighted and judged.  The loop knows nothing else of a method.
+"""What a recipe is: a method's head, its loss and its acceptance.  The loop knows nothing else of a method.
 
 Words: a *start* is a row t whose features are the last that are known; token t + 1 is the anchor there, which the
 target chose itself.  Depth d (0-based) guesses token t + 2 + d, and the target's own opinion of it is that of row
@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 
 from outrider.errors import ConfigError
+from outrider.options import check_options
 from outrider.train.features.batches import Batch, shifted
+from outrider.train.objectives.base import Objective, make_objective
 from outrider.train.products import HeadProduct, Product
 
 if TYPE_CHECKING:
@@ -86,8 +90,8 @@ class Acceptance:
         return f"τ {self.accepted_length:.3f} · α by position {' '.join(f'{rate:.3f}' for rate in self.rates)}"
 
 
-class Recipe(Protocol):
-    """How one method is trained: a frozen dataclass of options, each with its default.
+class Recipe(ABC):
+    """How one method is trained: the base of frozen dataclasses of options, each with its default.
 
     Whatever a recipe draws comes from ``batch.generator()``: a batch's loss and acceptance are functions of their
     arguments alone.
@@ -95,8 +99,20 @@ class Recipe(Protocol):
 
     method: ClassVar[str]
     """The method whose drafter runs the head: the name of the recipe's file."""
-    product: ClassVar[Product]
-    """What is written of a trained head; a recipe that names none writes it as a head."""
+    product: ClassVar[Product] = HeadProduct()
+    """What is written of a trained network."""
+    objective: Any
+    """Option: an objective's name, or a weighted sum of several."""
+
+    def __post_init__(self) -> None:
+        """Refuse values out of bounds."""
+        check_options(self)
+        make_objective(self.objective)
+
+    @cached_property
+    def divergence(self) -> Objective:
+        """The objective that the option names."""
+        return make_objective(self.objective)
 
     def layers_read(self, target: TargetModel) -> tuple[int, ...]:
         """Target layers whose rows must be captured; ``target.layers`` (the final rows) is always captured too.
@@ -104,8 +120,9 @@ class Recipe(Protocol):
         Raises:
             ConfigError: nothing of this method can be trained for the target.
         """
-        ...
+        return (target.layers,)
 
+    @abstractmethod
     def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> torch.nn.Module:
         """The head to train, before its first step.
 
@@ -114,77 +131,46 @@ class Recipe(Protocol):
             vocabulary: int64 [v], sorted ids of the reduced draft vocabulary; None is the whole.
             seed: fixes its random weights.
         """
-        ...
 
+    @abstractmethod
     def loss(self, head: Any, batch: Batch, teacher: Teacher) -> LossReport:
         """The loss of a batch; gradients reach the head's parameters alone."""
-        ...
 
+    @abstractmethod
     def acceptance(self, head: Any, batch: Batch, teacher: Teacher) -> Acceptance:
         """Held-out greedy acceptance by depth of a chain, from every start of the batch."""
-        ...
 
     def calibrate(self, head: Any, batches: Sequence[Batch], teacher: Teacher) -> Mapping[str, float]:
         """Set what is measured, not learned, once the weights are final: a tree's shape, a confidence's temperature.
 
-        It may replace ``head.config``; the weights stay.  A recipe without it has nothing to set.
+        It may replace ``head.config``; the weights stay.
 
         Returns:
             Figures worth telling, by name.
         """
-        ...
+        return {}
 
     def after(self, trained: Sequence[Any]) -> Recipe | None:
-        """The recipe of the next head of several that are trained one after another, or None when all are.
-
-        A recipe without it trains one head.
+        """The recipe of the next network of several that are trained one after another, or None when all are.
 
         Args:
-            trained: the heads so far.
+            trained: the networks so far.
         """
-        ...
+        return None if trained else self
 
     def apart(self, heads: Sequence[Any], batches: Sequence[Batch], teacher: Teacher) -> Mapping[str, Acceptance]:
-        """Held-out acceptance of several heads, by name: each alone and all together.
-
-        A recipe without it trains one head, of which no more is to be said than its own.
-        """
-        ...
+        """Held-out acceptance of several networks, by name: each alone and all together; empty for one."""
+        return {}
 
 
-R = TypeVar("R", bound=type[Any])
+R = TypeVar("R", bound=type[Recipe])
 _REGISTRY: dict[str, type[Recipe]] = {}
 
 
 def register(recipe: R) -> R:
     """Make a recipe known; its method must be the name of the file it stands in."""
-    wanted = ("method", "layers_read", "head", "loss", "acceptance")
-    lacking = [name for name in wanted if not hasattr(recipe, name)]
-    if lacking:
-        raise TypeError(f"recipe {recipe.__name__} lacks {', '.join(lacking)}")
-    defaults = {"calibrate": _nothing_to_set, "after": _one_alone, "apart": _nothing_apart, "product": HeadProduct()}
-    for name, default in defaults.items():
-        if not hasattr(recipe, name):
-            setattr(recipe, name, default)
     _REGISTRY[recipe.method] = recipe
     return recipe
-
-
-def _nothing_to_set(recipe: Recipe, head: Any, batches: Sequence[Batch], teacher: Teacher) -> Mapping[str, float]:
-    """See :meth:`Recipe.calibrate`."""
-    return {}
-
-
-def _one_alone(recipe: Recipe, trained: Sequence[Any]) -> Recipe | None:
-    """See :meth:`Recipe.after`."""
-    return None if trained else recipe
-
-
-def _nothing_apart(
-    recipe: Recipe, heads: Sequence[Any], batches: Sequence[Batch], teacher: Teacher
-) -> Mapping[str, Acceptance]:
-    """See :meth:`Recipe.apart`."""
-    return {}
 
 
 def trainable() -> list[str]:
@@ -201,17 +187,43 @@ def recipe_class(name: str) -> type[Recipe]:
     Raises:
         ConfigError: listing the methods that can be trained.
     """
-    key = name.lower().replace("-", "_")
-    if key not in _REGISTRY:
-        if key not in trainable():
+    method = name.lower().replace("-", "_")
+    if method not in _REGISTRY:
+        if method not in trainable():
             raise ConfigError(f"there is no training for {name!r}; there is for: {', '.join(trainable())}")
-        importlib.import_module(f"outrider.train.recipes.{key}")
-    return _REGISTRY[key]
+        importlib.import_module(f"outrider.train.recipes.{method}")
+    return _REGISTRY[method]
 
 
 def best_tokens(batch: Batch, teacher: Teacher) -> torch.Tensor:
     """The target's most probable next token of every row: int64 [B, T]."""
     return teacher.best(batch.final) if batch.best is None else batch.best
+
+
+def target_law(
+    batch: Batch, teacher: Teacher, texts: torch.Tensor, rows: torch.Tensor, depth: int, ids: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The target's own distribution of the tokens guessed at a depth.
+
+    Args:
+        batch: the texts.
+        teacher: the target's matrices.
+        texts: int64 [n], of the starts.
+        rows: int64 [n], of the starts.
+        depth: counted from 0.
+        ids: int64 [v], a reduced vocabulary; None is the whole.
+
+    Returns:
+        fp32 [n, v].
+    """
+    return torch.softmax(teacher.logits(batch.final[texts, rows + 1 + depth], ids), -1)
+
+
+def drafted_tokens(head: Any, logits: torch.Tensor) -> torch.Tensor:
+    """Target ids of a head's best guesses, of logits [..., v]: int64 [...]."""
+    best = logits.argmax(-1)
+    found: torch.Tensor = best if head.ids is None else head.ids[best]
+    return found
 
 
 def starts(batch: Batch, depths: int) -> torch.Tensor:
@@ -226,7 +238,7 @@ def starts(batch: Batch, depths: int) -> torch.Tensor:
 def chain_acceptance(
     batch: Batch, guesses: torch.Tensor, best: torch.Tensor, at: torch.Tensor | None = None
 ) -> Acceptance:
-    """Judge a chain drafted at every start, each guess made under the text's own tokens before it.
+    """Acceptance of a chain drafted at every start, each guess made under the text's own tokens before it.
 
     A guess is accepted if it is the target's most probable token.  Deeper ones are tested while the text went on with
     that very token, as it always does where the answer was written greedily: elsewhere the next row is another text's.
@@ -243,7 +255,7 @@ def chain_acceptance(
 def merged_acceptance(
     batch: Batch, chains: Sequence[torch.Tensor], best: torch.Tensor, at: torch.Tensor | None = None
 ) -> Acceptance:
-    """Judge the tree that several chains merge into, as :func:`chain_acceptance` judges one.
+    """Acceptance of the tree that several chains merge into.
 
     A depth is accepted where a chain that was right at all depths before is right there, too.
 

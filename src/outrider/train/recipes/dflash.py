@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from outrider.drafters.base import option
+from outrider.options import option
 from outrider.train.recipes.base import register
 from outrider.train.recipes.dspark import DSparkRecipe
 

@@ -8,19 +8,17 @@ is best depends on the task.  That a shallow part of a model is a cheap beginnin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from outrider.drafters.base import check_options, option
+from outrider.options import option
 from outrider.train.features.batches import Batch
 from outrider.train.features.teacher import Teacher
-from outrider.train.objectives.base import Objective, make_objective
 from outrider.train.products import Product
-from outrider.train.recipes._small_decoder import DraftModelProduct, chain_guesses, distillation_loss
-from outrider.train.recipes._smaller import Cut, SmallDecoder, checked, evenly, numbered, source_of
-from outrider.train.recipes.base import Acceptance, LossReport, best_tokens, chain_acceptance, register
+from outrider.train.recipes._distillation import DraftModelProduct, chain_guesses, distillation_loss
+from outrider.train.recipes._small_decoder import Cut, SmallDecoder, check_cut, parse_layers, source_of, spread_layers
+from outrider.train.recipes.base import Acceptance, LossReport, Recipe, best_tokens, chain_acceptance, register
 
 if TYPE_CHECKING:
     from outrider.models.base import TargetModel
@@ -28,10 +26,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SmallDecoderOptions:
-    """What is kept of the target, and how that is trained and judged."""
-
-    method: ClassVar[str]
+class SmallDecoderRecipe(Recipe):
+    """What is kept of the target, and how that is trained and evaluated."""
 
     layers: int = option(4, "Layers of the target kept, evenly spread with the first and the last.", low=1)
     chosen_layers: str = option("", "Which layers are kept, by their numbers from 0, such as 0,9,29; empty spreads.")
@@ -42,48 +38,40 @@ class SmallDecoderOptions:
     )
     objective: str = option("kl", "Objective, or a sum such as 0.1*cross_entropy+1.8*tv.")
 
-    def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
-        check_options(self)
-        make_objective(self.objective)
-
-    @cached_property
-    def distance(self) -> Objective:
-        """The objective itself."""
-        return make_objective(self.objective)
-
     def layers_read(self, target: TargetModel) -> tuple[int, ...]:
-        """See :class:`outrider.train.recipes.base.Recipe`; no more than the teacher's."""
+        """The rows after the final norm alone, which the teacher reads."""
         self._cut(target, source_of(target))
         return (target.layers,)
 
     def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> SmallDecoder:
-        """See :class:`outrider.train.recipes.base.Recipe`; nothing is drawn, so the seed is not used.
+        """The decoder cut out of the target; nothing is random, so the seed is not used.
 
-        The reduced vocabulary is that of the loss: a draft model speaks the target's whole one.
+        The reduced vocabulary is that of the loss: a draft model drafts from the target's whole one.
         """
         files = source_of(target)
         return SmallDecoder(files, self._cut(target, files), vocabulary)
 
     def _cut(self, target: TargetModel, files: ModelFiles) -> Cut:
         named = self.chosen_layers
-        layers = numbered(named, target.layers) if named else evenly(self.layers, target.layers)
-        return checked(Cut(layers, self.inner), files)
+        layers = parse_layers(named, target.layers) if named else spread_layers(self.layers, target.layers)
+        cut = Cut(layers, self.inner)
+        check_cut(cut, files)
+        return cut
 
 
 @register
 @dataclass(frozen=True)
-class DraftModelRecipe(SmallDecoderOptions):
+class DraftModelRecipe(SmallDecoderRecipe):
     """Options of distilling a draft model."""
 
     method: ClassVar[str] = "draft_model"
     product: ClassVar[Product] = DraftModelProduct()
 
     def loss(self, head: SmallDecoder, batch: Batch, teacher: Teacher) -> LossReport:
-        """See :class:`outrider.train.recipes.base.Recipe`."""
-        return distillation_loss(head, batch, teacher, self.distance, self.others)
+        """The objective of every row of an answer."""
+        return distillation_loss(head, batch, teacher, self.divergence, self.others)
 
     def acceptance(self, head: SmallDecoder, batch: Batch, teacher: Teacher) -> Acceptance:
-        """See :class:`outrider.train.recipes.base.Recipe`."""
+        """Held-out acceptance of the chain of best guesses."""
         guesses = chain_guesses(head, batch, teacher, self.steps)
         return chain_acceptance(batch, guesses, best_tokens(batch, teacher))

@@ -8,24 +8,31 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from outrider.drafters.base import check_options, option
 from outrider.errors import ConfigError
 from outrider.heads.dspark import CORRECTIONS, DSparkConfig, DSparkHead
+from outrider.options import option
 from outrider.train.features.batches import Batch, shifted
 from outrider.train.features.vocabulary import places
-from outrider.train.objectives.base import Objective, make_objective
 from outrider.train.recipes._blocks import choose_starts, corrected, draft_blocks
-from outrider.train.recipes._calibration import cross_checked, scaling_temperatures
-from outrider.train.recipes._depth_weights import NAMES, Weights
-from outrider.train.recipes._head_shape import block_shape
-from outrider.train.recipes._weighted import WeightedLoss
-from outrider.train.recipes.base import Acceptance, LossReport, best_tokens, chain_acceptance, register, starts
+from outrider.train.recipes._calibration import Confidences, cross_validated_errors, scaling_temperatures
+from outrider.train.recipes._new_head import block_shape, draft_ids, new_head
+from outrider.train.recipes._weighted_loss import NAMES, WeightedLoss, Weights
+from outrider.train.recipes.base import (
+    Acceptance,
+    LossReport,
+    Recipe,
+    best_tokens,
+    chain_acceptance,
+    drafted_tokens,
+    register,
+    starts,
+    target_law,
+)
 
 if TYPE_CHECKING:
     from outrider.models.base import TargetModel
@@ -34,7 +41,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclass(frozen=True)
-class DSparkRecipe:
+class DSparkRecipe(Recipe):
     """Options of training a DSpark head."""
 
     method: ClassVar[str] = "dspark"
@@ -56,29 +63,24 @@ class DSparkRecipe:
 
     def __post_init__(self) -> None:
         """Refuse values out of bounds."""
-        check_options(self)
-        make_objective(self.objective)
+        super().__post_init__()
         Weights.of(self)
         if self.correction not in CORRECTIONS:
             known = ", ".join(CORRECTIONS)
             raise ConfigError(f"{self.method}: there is no correction {self.correction!r}; there are: {known}")
 
-    @cached_property
-    def _objective(self) -> Objective:
-        return make_objective(self.objective)
-
     def layers_read(self, target: TargetModel) -> tuple[int, ...]:
-        """See :class:`outrider.train.recipes.base.Recipe`: five, evenly from the second to the fourth from the end."""
+        """Five layers, evenly from the second to the fourth from the end."""
         first, last = max(0, min(1, target.layers - 1)), max(0, target.layers - 4)
         return tuple(sorted({first + (2 * (last - first) * share + 4) // 8 for share in range(5)}))
 
     def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> DSparkHead:
-        """See :class:`outrider.train.recipes.base.Recipe`."""
+        """A head that begins with the target's LM head: see :meth:`outrider.heads.dspark.DSparkHead.begin`."""
         if self.mask_id >= target.vocabulary:
             raise ConfigError(
                 f"{self.method}: mask_id is {self.mask_id}, and the target has {target.vocabulary} tokens"
             )
-        ids = torch.arange(target.vocabulary) if vocabulary is None else vocabulary
+        ids = draft_ids(target, vocabulary)
         config = DSparkConfig(
             block=block_shape(target, self.inner, head_norms=True),
             hidden_layers=self.layers_read(target),
@@ -93,66 +95,56 @@ class DSparkRecipe:
             confidence=self.confidence,
             confidence_reads_correction=self.confidence and self.correction != "independent",
         )
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            head = DSparkHead(config)
-            head.begin(ids, target.unembed_rows(ids))
-        return head
+        return new_head(DSparkHead, config, seed, lambda head: head.begin(ids, target.unembed_rows(ids)))
 
     def loss(self, head: DSparkHead, batch: Batch, teacher: Teacher) -> LossReport:
-        """See :class:`outrider.train.recipes.base.Recipe`."""
+        """The objective of every slot of blocks at random starts, and of the confidence where there is one."""
         drafted = draft_blocks(head, batch, teacher, *choose_starts(batch, self.anchors))
-        logits = corrected(head, drafted)
-        texts = torch.arange(len(drafted.rows), device=batch.tokens.device).unsqueeze(1)
+        logits, texts = corrected(head, drafted), drafted.texts
         counted = starts(batch, head.config.drafts)[:, texts, drafted.rows] & drafted.real
-        found = WeightedLoss(Weights.of(self), counted, batch.final)
+        loss = WeightedLoss(self, counted, batch.final)
         for slot in range(head.config.drafts):
             x, known = places(head.ids, batch.following(slot + 2)[texts, drafted.rows])
             kept = counted[slot] & known
             if not kept.any():
                 continue
-            where, rows = texts.expand_as(kept)[kept], drafted.rows[kept]
-            p = torch.softmax(teacher.logits(batch.final[where, rows + 1 + slot], head.ids), -1)
+            p = target_law(batch, teacher, texts[kept], drafted.rows[kept], slot, head.ids)
             z = logits[:, :, slot][kept]
-            losses = self._objective(z, p, x[kept])
+            losses = self.divergence(z, p, x[kept])
             if head.config.confidence:
                 guess = head.confidence(drafted.previous[:, :, slot][kept], drafted.slots.hidden[:, :, slot][kept])
                 losses = losses + binary_cross_entropy_with_logits(guess, _accepted(z, p), reduction="none")
-            found.add(slot, kept, losses, z, x[kept])
-        return found.report()
+            loss.add(slot, kept, losses, z, x[kept])
+        return loss.report()
 
     @torch.no_grad()
     def acceptance(self, head: DSparkHead, batch: Batch, teacher: Teacher) -> Acceptance:
-        """See :class:`outrider.train.recipes.base.Recipe`; from as many starts per text as training uses."""
+        """Held-out acceptance of the chain of best guesses, from as many starts per text as training uses."""
         drafted = draft_blocks(head, batch, teacher, *choose_starts(batch, self.anchors))
-        best = corrected(head, drafted).argmax(-1)
         guesses = torch.full((head.config.drafts, *batch.tokens.shape), -1, device=batch.tokens.device)
         at = torch.zeros_like(batch.mask)
-        texts = torch.arange(len(drafted.rows), device=batch.tokens.device).unsqueeze(1).expand_as(drafted.rows)
-        where, rows = texts[drafted.real], drafted.rows[drafted.real]
-        at[where, rows] = True
-        guesses[:, where, rows] = (best if head.ids is None else head.ids[best])[drafted.real].T
+        texts, rows = drafted.texts[drafted.real], drafted.rows[drafted.real]
+        at[texts, rows] = True
+        guesses[:, texts, rows] = drafted_tokens(head, corrected(head, drafted))[drafted.real].T
         return chain_acceptance(batch, guesses, best_tokens(batch, teacher), at)
 
     def calibrate(self, head: DSparkHead, batches: Sequence[Batch], teacher: Teacher) -> Mapping[str, float]:
-        """See :class:`outrider.train.recipes.base.Recipe`; the temperatures of the confidence."""
+        """Set the temperatures of the confidence; returns its calibration error before and after."""
         if not head.config.confidence:
             return {}
-        parts = [_judged(head, batch, teacher, self.anchors) for batch in batches]
+        parts = [_confidences(head, batch, teacher, self.anchors) for batch in batches]
         logits, right = (torch.cat(column) for column in zip(*parts, strict=True))
         if not len(logits):  # no text is as long as a block
             return {}
         head.config = dataclasses.replace(head.config, temperatures=scaling_temperatures(logits, right))
-        return cross_checked(parts)
+        return cross_validated_errors(parts)
 
 
 @torch.no_grad()
-def _judged(head: DSparkHead, batch: Batch, teacher: Teacher, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Confidence logits of whole blocks, and whether each slot's draft is the target's: twice [n, drafts]."""
+def _confidences(head: DSparkHead, batch: Batch, teacher: Teacher, most: int) -> Confidences:
+    """Confidences in the slots of whole blocks, and whether the target accepts each slot's draft."""
     drafted = draft_blocks(head, batch, teacher, *choose_starts(batch, most))
-    guesses = corrected(head, drafted).argmax(-1)
-    guesses = guesses if head.ids is None else head.ids[guesses]
-    texts = torch.arange(len(drafted.rows), device=batch.tokens.device).unsqueeze(1)
+    guesses, texts = drafted_tokens(head, corrected(head, drafted)), drafted.texts
     depths = range(1, head.config.drafts + 1)
     whole = drafted.real & starts(batch, head.config.drafts)[-1][texts, drafted.rows]
     best = best_tokens(batch, teacher)

@@ -6,20 +6,18 @@ Source: Li et al. 2024 (arXiv 2401.15077, §4.1); with more than one step, the c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch.nn.functional import smooth_l1_loss
 
-from outrider.drafters.base import check_options, option
 from outrider.heads.eagle import EagleConfig, EagleHead
+from outrider.options import option
 from outrider.train.features.batches import Batch
-from outrider.train.objectives.base import Objective, make_objective
-from outrider.train.recipes._depth_weights import geometric
-from outrider.train.recipes._head_shape import block_shape
+from outrider.train.recipes._new_head import block_shape, new_head
 from outrider.train.recipes._unroll import unroll, unrolled_acceptance
-from outrider.train.recipes.base import Acceptance, LossReport, register, starts
+from outrider.train.recipes._weighted_loss import WeightedLoss
+from outrider.train.recipes.base import Acceptance, LossReport, Recipe, register, starts, target_law
 
 if TYPE_CHECKING:
     from outrider.models.base import TargetModel
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclass(frozen=True)
-class EagleRecipe:
+class EagleRecipe(Recipe):
     """Options of training an EAGLE-1 head; EAGLE-2 drafts with the same weights."""
 
     method: ClassVar[str] = "eagle"
@@ -41,47 +39,29 @@ class EagleRecipe:
     inner: int = option(0, "Width of the head's feed-forward part; 0 is about 2.7 times the target's.", low=0)
     objective: str = option("kl", "Objective, or a sum such as 0.1*cross_entropy+1.8*tv.")
 
-    def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
-        check_options(self)
-        make_objective(self.objective)
-
-    @cached_property
-    def _objective(self) -> Objective:
-        return make_objective(self.objective)
-
-    def layers_read(self, target: TargetModel) -> tuple[int, ...]:
-        """See :class:`outrider.train.recipes.base.Recipe`."""
-        return (target.layers,)
-
     def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> EagleHead:
-        """See :class:`outrider.train.recipes.base.Recipe`; the vocabulary is always the target's whole."""
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return EagleHead(EagleConfig(block_shape(target, self.inner), self.layers_read(target)))
+        """A random head; the vocabulary is always the target's whole."""
+        config = EagleConfig(block_shape(target, self.inner), self.layers_read(target))
+        return new_head(EagleHead, config, seed)
 
     def loss(self, head: EagleHead, batch: Batch, teacher: Teacher) -> LossReport:
-        """See :class:`outrider.train.recipes.base.Recipe`."""
-        counted, shares = starts(batch, self.steps), geometric(self.steps, self.decay).tolist()
-        parts: dict[str, torch.Tensor] = {}
-        total, weight = batch.final.new_zeros(()), 0.0
+        """Smooth L1 of the features and the objective of their tokens, over unrolled steps on noisy features."""
+        counted = starts(batch, self.steps)
+        loss = WeightedLoss(self, counted, batch.final)
         noise = (torch.rand(batch.final.shape, generator=batch.generator()) - 0.5).to(batch.final) * self.noise
         for depth, answers in enumerate(unroll(head, batch, teacher, self.steps, noise)):
             texts, rows = counted[depth].nonzero(as_tuple=True)
             if not len(rows):
                 break
-            guessed, true = answers[texts, rows], batch.final[texts, rows + 1 + depth]
-            features = smooth_l1_loss(guessed, true, reduction="none").mean(-1)
-            losses = self.feature_weight * features
+            guessed, x = answers[texts, rows], batch.following(depth + 2)[texts, rows]
+            features = smooth_l1_loss(guessed, batch.final[texts, rows + 1 + depth], reduction="none").mean(-1)
+            losses, z = self.feature_weight * features, guessed[:, :0]
             if self.token_weight:
-                p = torch.softmax(teacher.logits(true), -1)
-                x = batch.following(depth + 2)[texts, rows]
-                losses = losses + self.token_weight * self._objective(teacher.read(guessed), p, x)
-            parts |= {f"loss_{depth + 1}": losses.detach().mean(), f"feature_{depth + 1}": features.detach().mean()}
-            total = total + shares[depth] * losses.sum()
-            weight += shares[depth] * len(rows)
-        return LossReport(total / max(weight, 1e-9), weight, parts)
+                z, p = teacher.read(guessed), target_law(batch, teacher, texts, rows, depth)
+                losses = losses + self.token_weight * self.divergence(z, p, x)
+            loss.add(depth, (texts, rows), losses, z, x, feature=features)
+        return loss.report()
 
     def acceptance(self, head: EagleHead, batch: Batch, teacher: Teacher) -> Acceptance:
-        """See :class:`outrider.train.recipes.base.Recipe`."""
+        """Held-out acceptance of the chain of each step's best guess."""
         return unrolled_acceptance(head, batch, teacher, self.steps)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from outrider.drafters.base import check_options, option
 from outrider.heads.eagle3 import Eagle3Config, Eagle3Head
+from outrider.options import option
 from outrider.train.features.batches import Batch
 from outrider.train.features.vocabulary import places
-from outrider.train.objectives.base import Objective, make_objective
-from outrider.train.recipes._depth_weights import NAMES, Weights
-from outrider.train.recipes._head_shape import block_shape
+from outrider.train.recipes._new_head import block_shape, draft_ids, new_head
 from outrider.train.recipes._unroll import unroll, unrolled_acceptance
-from outrider.train.recipes._weighted import WeightedLoss
-from outrider.train.recipes.base import Acceptance, LossReport, register, starts
+from outrider.train.recipes._weighted_loss import NAMES, WeightedLoss, Weights
+from outrider.train.recipes.base import Acceptance, LossReport, Recipe, register, starts, target_law
 
 if TYPE_CHECKING:
     from outrider.models.base import TargetModel
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclass(frozen=True)
-class Eagle3Recipe:
+class Eagle3Recipe(Recipe):
     """Options of training an EAGLE-3 head."""
 
     method: ClassVar[str] = "eagle3"
@@ -41,44 +38,35 @@ class Eagle3Recipe:
 
     def __post_init__(self) -> None:
         """Refuse values out of bounds."""
-        check_options(self)
-        make_objective(self.objective)
+        super().__post_init__()
         Weights.of(self)
 
-    @cached_property
-    def _objective(self) -> Objective:
-        return make_objective(self.objective)
-
     def layers_read(self, target: TargetModel) -> tuple[int, ...]:
-        """See :class:`outrider.train.recipes.base.Recipe`: a low, a middle and a high layer, as in the paper's code."""
+        """A low, a middle and a high layer, as in the paper's code."""
         depth = target.layers
         return tuple(sorted({max(0, layer) for layer in (min(1, depth - 1), depth // 2 - 1, depth - 4)}))
 
     def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> Eagle3Head:
-        """See :class:`outrider.train.recipes.base.Recipe`."""
-        ids = torch.arange(target.vocabulary) if vocabulary is None else vocabulary
+        """A head that begins near the target: see :meth:`outrider.heads.eagle3.Eagle3Head.begin`."""
+        ids = draft_ids(target, vocabulary)
         config = Eagle3Config(block_shape(target, self.inner), self.layers_read(target), len(ids))
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            head = Eagle3Head(config)
-        head.begin(ids, target.unembed_rows(ids))
-        return head
+        return new_head(Eagle3Head, config, seed, lambda head: head.begin(ids, target.unembed_rows(ids)))
 
     def loss(self, head: Eagle3Head, batch: Batch, teacher: Teacher) -> LossReport:
-        """See :class:`outrider.train.recipes.base.Recipe`."""
+        """The objective of the tokens drafted by each unrolled step, weighted by depth."""
         counted = starts(batch, self.steps)
-        found = WeightedLoss(Weights.of(self), counted, batch.final)
+        loss = WeightedLoss(self, counted, batch.final)
         for depth, answers in enumerate(unroll(head, batch, teacher, self.steps)):
             texts, rows = counted[depth].nonzero(as_tuple=True)
             x, known = places(head.ids, batch.following(depth + 2)[texts, rows])
             texts, rows, x = texts[known], rows[known], x[known]
             if not len(rows):
                 break
-            p = torch.softmax(teacher.logits(batch.final[texts, rows + 1 + depth], head.ids), -1)
+            p = target_law(batch, teacher, texts, rows, depth, head.ids)
             z = head.logits(answers[texts, rows], teacher.logits)
-            found.add(depth, (texts, rows), self._objective(z, p, x), z, x)
-        return found.report()
+            loss.add(depth, (texts, rows), self.divergence(z, p, x), z, x)
+        return loss.report()
 
     def acceptance(self, head: Eagle3Head, batch: Batch, teacher: Teacher) -> Acceptance:
-        """See :class:`outrider.train.recipes.base.Recipe`."""
+        """Held-out acceptance of the chain of each step's best guess."""
         return unrolled_acceptance(head, batch, teacher, self.steps)

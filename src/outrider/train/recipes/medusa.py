@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from outrider.drafters.base import check_options, option
-from outrider.heads.medusa import Medusa, MedusaConfig
+from outrider.heads.medusa import MedusaConfig, MedusaHead
+from outrider.options import option
 from outrider.train.features.batches import Batch
-from outrider.train.objectives.base import Objective, make_objective
-from outrider.train.recipes._depth_weights import geometric
+from outrider.train.recipes._new_head import draft_ids
 from outrider.train.recipes._parallel import parallel_acceptance, parallel_chances, parallel_loss
-from outrider.train.recipes.base import Acceptance, LossReport, register
+from outrider.train.recipes.base import Acceptance, LossReport, Recipe, register
 
 if TYPE_CHECKING:
     from outrider.models.base import TargetModel
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclass(frozen=True)
-class MedusaRecipe:
+class MedusaRecipe(Recipe):
     """Options of training Medusa heads."""
 
     method: ClassVar[str] = "medusa"
@@ -35,35 +33,21 @@ class MedusaRecipe:
     decay: float = option(0.8, "Weight of each head's loss over that of the head before it.", low=0.0, high=1.0)
     objective: str = option("cross_entropy", "Objective, or a sum such as 0.1*cross_entropy+1.8*tv.")
 
-    def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
-        check_options(self)
-        make_objective(self.objective)
+    def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> MedusaHead:
+        """Heads as they are before training: each is the target's own LM head; nothing is random."""
+        config = MedusaConfig(target.width, len(draft_ids(target, vocabulary)), self.heads, self.layers)
+        return MedusaHead.initial(config, target, vocabulary)
 
-    @cached_property
-    def _objective(self) -> Objective:
-        return make_objective(self.objective)
+    def loss(self, head: MedusaHead, batch: Batch, teacher: Teacher) -> LossReport:
+        """The objective of every head at every start, weighted by depth."""
+        return parallel_loss(self, head, batch, teacher)
 
-    def layers_read(self, target: TargetModel) -> tuple[int, ...]:
-        """See :class:`outrider.train.recipes.base.Recipe`."""
-        return (target.layers,)
-
-    def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> Medusa:
-        """See :class:`outrider.train.recipes.base.Recipe`."""
-        size = target.vocabulary if vocabulary is None else len(vocabulary)
-        config = MedusaConfig(target.width, size, self.heads, self.layers)
-        return Medusa.initial(config, target, vocabulary)
-
-    def loss(self, head: Medusa, batch: Batch, teacher: Teacher) -> LossReport:
-        """See :class:`outrider.train.recipes.base.Recipe`."""
-        return parallel_loss(head, batch, teacher, self._objective, geometric(self.heads, self.decay))
-
-    def acceptance(self, head: Medusa, batch: Batch, teacher: Teacher) -> Acceptance:
-        """See :class:`outrider.train.recipes.base.Recipe`."""
+    def acceptance(self, head: MedusaHead, batch: Batch, teacher: Teacher) -> Acceptance:
+        """Held-out acceptance of the chain of each head's best guess."""
         return parallel_acceptance(head, batch, teacher, self.heads)
 
-    def calibrate(self, head: Medusa, batches: Sequence[Batch], teacher: Teacher) -> Mapping[str, float]:
-        """See :class:`outrider.train.recipes.base.Recipe`; the accuracies that a tree is made from."""
+    def calibrate(self, head: MedusaHead, batches: Sequence[Batch], teacher: Teacher) -> Mapping[str, float]:
+        """Set how often each head's guess of each rank is right, from which a tree is made."""
         chances = parallel_chances(head, batches, self.heads)
         head.config = dataclasses.replace(head.config, chances=chances)
         return {}

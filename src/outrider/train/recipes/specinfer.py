@@ -15,38 +15,38 @@ from typing import ClassVar
 import torch
 
 from outrider.config import Speculation
-from outrider.drafters.base import option
 from outrider.drafters.specinfer import members_in
+from outrider.options import option
 from outrider.sampling.noise import MOST_SOURCES
 from outrider.train.features.batches import Batch
 from outrider.train.features.teacher import Teacher
 from outrider.train.products import UNTRAINED, Product
-from outrider.train.recipes._small_decoder import DraftModelProduct, chain_guesses, distillation_loss, right
-from outrider.train.recipes._smaller import SmallDecoder
+from outrider.train.recipes._distillation import DraftModelProduct, agrees_with_target, chain_guesses, distillation_loss
+from outrider.train.recipes._small_decoder import SmallDecoder
 from outrider.train.recipes.base import Acceptance, LossReport, best_tokens, merged_acceptance, register
-from outrider.train.recipes.draft_model import DraftModelRecipe, SmallDecoderOptions
+from outrider.train.recipes.draft_model import DraftModelRecipe, SmallDecoderRecipe
 
 
 class MembersProduct(DraftModelProduct):
     """A folder of draft models, ``1``, ``2`` and so on, whose merged tree is drafted."""
 
     def place(self, output: Path, index: int) -> Path:
-        """See :class:`outrider.train.products.Product`."""
+        """A numbered folder for each."""
         return output / str(index + 1)
 
     def arms(self, method: str, output: Path) -> dict[str, Speculation]:
-        """See :class:`outrider.train.products.Product`."""
+        """The untrained model, each member alone, and all of them together."""
         single = DraftModelRecipe.method
         members = members_in(output)
         alone = {f"member {Path(member).name}": member for member in members}
         paths = {f"{single}, {UNTRAINED}": str(output / UNTRAINED)} | alone
-        arms = {name: Speculation(single, options={"model": path}) for name, path in paths.items()}
-        return arms | {method: Speculation(method, options={"models": members})}
+        arms = {name: Speculation(single).drafting_with(path, "the draft model") for name, path in paths.items()}
+        return arms | {method: Speculation(method).drafting_with(members, "the draft models")}
 
 
 @register
 @dataclass(frozen=True)
-class SpecInferRecipe(SmallDecoderOptions):
+class SpecInferRecipe(SmallDecoderRecipe):
     """Options of training draft models that complement each other."""
 
     method: ClassVar[str] = "specinfer"
@@ -59,7 +59,7 @@ class SpecInferRecipe(SmallDecoderOptions):
     _earlier: ClassVar[tuple[SmallDecoder, ...]] = ()
 
     def after(self, trained: Sequence[SmallDecoder]) -> SpecInferRecipe | None:
-        """See :class:`outrider.train.recipes.base.Recipe`."""
+        """The next member, with those before it in mind."""
         if len(trained) >= self.members:
             return None
         stage = dataclasses.replace(self)
@@ -67,24 +67,24 @@ class SpecInferRecipe(SmallDecoderOptions):
         return stage
 
     def loss(self, head: SmallDecoder, batch: Batch, teacher: Teacher) -> LossReport:
-        """See :class:`outrider.train.recipes.base.Recipe`."""
+        """The objective of every row of an answer, less weighted where an earlier member is right."""
         weights = None
         if self._earlier:
-            known = torch.stack([right(member, batch, teacher) for member in self._earlier]).any(0)
+            known = torch.stack([agrees_with_target(member, batch, teacher) for member in self._earlier]).any(0)
             weights = torch.where(known, self.easy, 1.0)
-        return distillation_loss(head, batch, teacher, self.distance, self.others, weights)
+        return distillation_loss(head, batch, teacher, self.divergence, self.others, weights)
 
     def acceptance(self, head: SmallDecoder, batch: Batch, teacher: Teacher) -> Acceptance:
-        """See :class:`outrider.train.recipes.base.Recipe`; that of the merged tree of all members so far."""
+        """Held-out acceptance of the merged tree of all members so far."""
         return self._merged((*self._earlier, head), batch, teacher)
 
     def apart(
         self, heads: Sequence[SmallDecoder], batches: Sequence[Batch], teacher: Teacher
     ) -> Mapping[str, Acceptance]:
-        """See :class:`outrider.train.recipes.base.Recipe`."""
+        """Held-out acceptance of each member alone, and of the merged tree of all."""
         chosen = {f"member {number + 1}": (head,) for number, head in enumerate(heads)} | {"merged": tuple(heads)}
-        found = {name: [self._merged(some, batch, teacher) for batch in batches] for name, some in chosen.items()}
-        return {name: sum(parts[1:], parts[0]) for name, parts in found.items()}
+        parts = {name: [self._merged(some, batch, teacher) for batch in batches] for name, some in chosen.items()}
+        return {name: sum(part[1:], part[0]) for name, part in parts.items()}
 
     def _merged(self, heads: Sequence[SmallDecoder], batch: Batch, teacher: Teacher) -> Acceptance:
         guesses = [chain_guesses(head, batch, teacher, self.steps) for head in heads]

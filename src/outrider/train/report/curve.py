@@ -1,4 +1,4 @@
-"""The curve of held-out accepted length over tokens trained on, and where it points if it points anywhere."""
+"""The curve of held-out accepted length over tokens trained on, extrapolated where that is justified."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from outrider.train.evaluation.intervals import LEAST_TEXTS, Interval, draws, gain, spread
 
 if TYPE_CHECKING:
-    from outrider.train.evaluation.judge import Judgement
+    from outrider.train.evaluation.held_out import Evaluation
 
 LEAST_POINTS: Final = 4
 """A curve of three numbers goes through any three points."""
@@ -20,7 +20,7 @@ _POWERS: Final = np.geomspace(0.02, 3.0, 400)
 
 
 @dataclass(frozen=True)
-class Fit:
+class PowerLaw:
     """τ(n) = limit − scale · n^−power."""
 
     limit: float
@@ -42,10 +42,10 @@ class Fit:
 
     def __str__(self) -> str:
         """One line to print."""
-        told = "" if self.bends else "; it has not bent yet, so the limit means nothing"
+        flat = "" if self.bends else "; it has not bent yet, so the limit means nothing"
         return (
             f"τ(n) ≈ {self.limit:.3f} − {self.scale:.3g}·n^−{self.power:.3f} (rms {self.error:.3f}): "
-            f"{self.at(2 * self.tokens):.2f} at twice the tokens, {self.at(10 * self.tokens):.2f} at ten times{told}"
+            f"{self.at(2 * self.tokens):.2f} at twice the tokens, {self.at(10 * self.tokens):.2f} at ten times{flat}"
         )
 
 
@@ -53,7 +53,7 @@ class Fit:
 class Outlook:
     """What more tokens would bring, or why that cannot be told."""
 
-    law: Fit | None = None
+    law: PowerLaw | None = None
     twice: Interval | None = None
     """τ at twice the tokens, under the law of each draw of texts."""
     reason: str = ""
@@ -80,7 +80,7 @@ class _Laws(NamedTuple):
         return found
 
 
-def fit(points: Sequence[tuple[int, float]], most: float = math.inf) -> Fit | None:
+def fit(points: Sequence[tuple[int, float]], most: float = math.inf) -> PowerLaw | None:
     """The saturating power law nearest to points in squares.
 
     Args:
@@ -95,11 +95,13 @@ def fit(points: Sequence[tuple[int, float]], most: float = math.inf) -> Fit | No
         return None
     found = _laws(n / n.max(), tau[None], most)
     limit, scale, power, error = (float(column[0]) for column in found)
-    return Fit(limit, scale * float(n.max()) ** power, power, error, float(n.max())) if math.isfinite(error) else None
+    return (
+        PowerLaw(limit, scale * float(n.max()) ** power, power, error, float(n.max())) if math.isfinite(error) else None
+    )
 
 
-def outlook(judged: Sequence[Judgement], most: float) -> Outlook:
-    """Where a curve of judgements points.
+def outlook(judged: Sequence[Evaluation], most: float) -> Outlook:
+    """Extrapolate a curve of evaluations to twice the tokens.
 
     It is followed only where more than the choice of texts made it rise: τ must have grown from half of the tokens to
     all of them with its whole interval above zero.
@@ -108,27 +110,27 @@ def outlook(judged: Sequence[Judgement], most: float) -> Outlook:
         judged: by the same texts, in the order of their tokens.
         most: the longest accepted length the head could reach.
     """
-    points = [judgement for judgement in judged if judgement.tokens > 0 and judgement.texts == judged[-1].texts]
+    points = [evaluation for evaluation in judged if evaluation.tokens > 0 and evaluation.texts == judged[-1].texts]
     if len(points) < LEAST_POINTS:
         return Outlook(reason=f"too few judgements to extrapolate: {len(points)}, and {LEAST_POINTS} is the least")
     last = points[-1]
-    half = min(points[:-1], key=lambda judgement: abs(judgement.tokens - last.tokens / 2))
+    half = min(points[:-1], key=lambda evaluation: abs(evaluation.tokens - last.tokens / 2))
     rise = gain(half.counts, last.counts)
     if rise is None:
         return Outlook(reason=f"too few held-out texts to extrapolate: {last.texts}, and {LEAST_TEXTS} is the least")
-    told = f"from {half.tokens:,} to {last.tokens:,} tokens τ changed by {rise.as_change}"
-    law = fit([(judgement.tokens, judgement.length) for judgement in points], most)
+    change = f"from {half.tokens:,} to {last.tokens:,} tokens τ changed by {rise.as_change}"
+    law = fit([(evaluation.tokens, evaluation.length) for evaluation in points], most)
     if rise.low <= 0 or law is None:
-        return Outlook(reason=f"too flat to extrapolate: {told}")
+        return Outlook(reason=f"too flat to extrapolate: {change}")
     drawn = draws(last.texts)
-    curves = np.stack([judgement.counts.lengths(drawn) for judgement in points], 1)
-    laws = _laws(np.array([judgement.tokens / last.tokens for judgement in points]), curves, most)
+    curves = np.stack([evaluation.counts.lengths(drawn) for evaluation in points], 1)
+    laws = _laws(np.array([evaluation.tokens / last.tokens for evaluation in points]), curves, most)
     ahead = np.where(np.isfinite(laws.error), laws.at(2.0), curves[:, -1])  # a draw that does not rise stays
     return Outlook(law, spread(law.at(2 * last.tokens), ahead, last.texts))
 
 
 def _laws(n: np.ndarray, tau: np.ndarray, most: float) -> _Laws:
-    """Fit curves.
+    """PowerLaw curves.
 
     Args:
         n: [points], as shares of the last.

@@ -1,15 +1,18 @@
-"""What a training came to, in words and for machines: how good, how fast, how to use it, what would make it better."""
+"""The summary of a training, as text and JSON: how good, how fast, how to use it, what would improve it."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from outrider.train.data.prompts import VALIDATION_SHARE
-from outrider.train.loop.loop import Trained
+from outrider.train.features.vocabulary import DraftVocabulary
+from outrider.train.recipes.base import Acceptance
+from outrider.train.report.findings import Findings
+from outrider.train.training_data import Texts
 
 _OFTEN: Final = 2.0
 """Passes over the same texts after which other texts teach more."""
@@ -20,26 +23,32 @@ _FEW_TEXTS: Final = 30
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class TrainingOutcome:
     """A drafter that was trained, and all that was measured of it."""
 
     model: str
     """The target, as it was named."""
     method: str
     output: Path
-    trained: Trained
-    bought: Sequence[Mapping[str, Any]]
-    """See :func:`outrider.train.evaluation.payoff.bought`: plain decoding first, the drafter last."""
+    findings: Findings
+    texts: Texts
+    """What it was trained on."""
+    vocabulary: DraftVocabulary | None = None
+    """The reduced draft vocabulary that was made for it."""
+    apart: Mapping[str, Acceptance] = field(default_factory=dict)
+    """See :meth:`outrider.train.recipes.base.Recipe.apart`."""
+    payoff: Sequence[Mapping[str, Any]] = ()
+    """See :func:`outrider.train.evaluation.payoff.measure_payoff`: plain decoding first, the drafter last."""
     starts: bool = True
     """Whether a training can begin with what this one has made."""
     online: bool = False
-    """Whether the texts were not kept, so that nobody knows how often each was read."""
+    """Whether texts were answered while training, so that nobody knows how often each was read."""
 
     def lines(self) -> Iterator[str]:
         """What to print at the end."""
-        found = self.trained.findings
-        where, passes = shlex.quote(str(self.output)), self._passes_told
-        yield f"Trained: {self.method} for {self.model} on {found.tokens:,} answer tokens{passes}, in {where}"
+        where, tokens = shlex.quote(str(self.output)), self.findings.tokens
+        passes = f" ({self._passes:.1f} passes over {len(self.texts.train):,} texts)" if self._passes else ""
+        yield f"Trained: {self.method} for {self.model} on {tokens:,} answer tokens{passes}, in {where}"
         yield f"Held out: {self._quality()}"
         yield f"Speed here: {self._speed()}"
         yield f'Use it: outrider generate "…" --model {shlex.quote(self.model)} --draft-model {where}'
@@ -47,32 +56,23 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """Fields of ``summary.json`` beside those of the training itself."""
-        texts, vocabulary = self.trained.texts, self.trained.vocabulary
         return {
             "model": self.model,
             "output": str(self.output),
-            "texts": None if texts is None else len(texts.train),
-            "answer_tokens": None if texts is None else texts.answer_tokens,
-            "vocabulary_coverage": None if vocabulary is None else vocabulary.coverage,
-            "apart": {
-                name: {"length": one.accepted_length, "rates": one.rates} for name, one in self.trained.apart.items()
-            },
-            "bought": [dict(row) for row in self.bought],
+            "texts": len(self.texts.train),
+            "answer_tokens": self.texts.answer_tokens,
+            "vocabulary_coverage": None if self.vocabulary is None else self.vocabulary.coverage,
+            "apart": {name: {"length": one.accepted_length, "rates": one.rates} for name, one in self.apart.items()},
+            "bought": [dict(row) for row in self.payoff],
         }
 
     @property
     def _passes(self) -> float:
         """How often each text was read; 0 where that cannot be told."""
-        texts = self.trained.texts
-        return 0.0 if texts is None or self.online else self.trained.findings.tokens / max(1, texts.answer_tokens)
-
-    @property
-    def _passes_told(self) -> str:
-        texts = self.trained.texts
-        return f" ({self._passes:.1f} passes over {len(texts.train):,} texts)" if texts and self._passes else ""
+        return 0.0 if self.online else self.findings.tokens / max(1, self.texts.answer_tokens)
 
     def _quality(self) -> str:
-        best = self.trained.findings.best
+        best = self.findings.best
         whole, ends = best.length_interval, best.rate_intervals
         if whole is None or ends is None:
             rates = " ".join(f"{rate:.2f}" for rate in best.rates)
@@ -81,24 +81,23 @@ class Outcome:
         return f"τ {best.length:.2f} ({whole}), α by position {rates}; 95 % intervals over {best.texts} texts"
 
     def _speed(self) -> str:
-        plain, *beside, own = self.bought
+        plain, *beside, own = self.payoff
         others = "".join(f", {row['method']} {row['speedup']:.2f}×" for row in beside)
         slower = "; drafting costs more than it saves at this acceptance" if own["speedup"] < plain["speedup"] else ""
         return f"{own['speedup']:.2f}× plain decoding at τ {own['accepted_length']:.2f}{others}{slower}"
 
     def _advice(self) -> Iterator[str]:
-        found, texts, vocabulary = self.trained.findings, self.trained.texts, self.trained.vocabulary
+        outlook, vocabulary = self.findings.outlook, self.vocabulary
         on = f" (go on with --start-from {shlex.quote(str(self.output))} and another --output)" if self.starts else ""
-        if found.outlook.law is not None and found.outlook.twice is not None:
-            twice = found.outlook.twice
-            yield f"more --tokens; the curve has τ {twice.value:.2f} ({twice}) at twice as many{on}"
+        if outlook.law is not None and outlook.twice is not None:
+            yield f"more --tokens; the curve has τ {outlook.twice.value:.2f} ({outlook.twice}) at twice as many{on}"
         else:
-            yield f"perhaps more --tokens, but how far cannot be told: {found.outlook}{on}"
+            yield f"perhaps more --tokens, but how far cannot be told: {outlook}{on}"
         if self._passes > _OFTEN:
             yield f"more prompts (--synthesise, --data), since each text was read {self._passes:.1f} times"
         if vocabulary is not None and vocabulary.coverage < _COVERED:
             size = len(vocabulary.ids)
             yield f"a larger --vocabulary: {size:,} tokens cover {vocabulary.coverage:.1%} of the answers"
-        if texts is not None and len(texts.held_out) < _FEW_TEXTS:
+        if len(self.texts.held_out) < _FEW_TEXTS:
             share = round(100 * VALIDATION_SHARE)
             yield f"more prompts narrow the intervals, too: {share} in 100 are kept to judge by"

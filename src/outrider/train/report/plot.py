@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from outrider.bench.svg import LINE, SHOWN, WIDTH, Drawing, LogScale, Scale, lines_of, nice_end
-from outrider.train.report.curve import Fit
+from outrider.train.report.curve import PowerLaw
 
 _LEFT, _RIGHT = 46, WIDTH - 16
 _LOSS: Final = (62, 200)
@@ -27,24 +27,24 @@ svg { font: 13px system-ui, sans-serif; background: #fcfcfb; }
 
 
 def picture(
-    losses: Sequence[tuple[int, float]], judged: Sequence[tuple[int, float]], law: Fit | None, title: str
+    losses: Sequence[tuple[int, float]], judged: Sequence[tuple[int, float]], law: PowerLaw | None, title: str
 ) -> str:
     """An SVG file: loss by step above, held-out accepted length with its law below.
 
     Args:
         losses: (tokens, loss) of every step.
-        judged: (tokens, τ) of every judgement.
+        judged: (tokens, τ) of every evaluation.
         law: the fitted law, drawn on to ten times the tokens.
         title: what was trained.
     """
-    told = lines_of(str(law), WIDTH - 16) if law is not None and judged else []
-    drawing = Drawing(WIDTH, _LENGTH[1] + 32 + len(told) * LINE, title)
+    caption = lines_of(str(law), WIDTH - 16) if law is not None and judged else []
+    drawing = Drawing(WIDTH, _LENGTH[1] + 32 + len(caption) * LINE, title)
     drawing.text(8, 20, title if len(title) <= _TITLE else f"{title[: _TITLE - 1]}…", "title")
     if losses:
         _loss_panel(drawing, losses)
     if judged:
         _length_panel(drawing, judged, law)
-    for place, line in enumerate(told):
+    for place, line in enumerate(caption):
         drawing.text(8, _LENGTH[1] + 42 + place * LINE, line, "soft")
     return drawing.file(_STYLE, SHOWN)
 
@@ -59,7 +59,7 @@ def _loss_panel(drawing: Drawing, losses: Sequence[tuple[int, float]]) -> None:
     drawing.path([(across(tokens), up(max(0.0, loss))) for tokens, loss in _thinned(losses)], "s2")
 
 
-def _length_panel(drawing: Drawing, judged: Sequence[tuple[int, float]], law: Fit | None) -> None:
+def _length_panel(drawing: Drawing, judged: Sequence[tuple[int, float]], law: PowerLaw | None) -> None:
     top, bottom = _LENGTH
     later = [point for point in judged if point[0] > 0]
     most = max((tokens for tokens, _ in later), default=10)

@@ -1,4 +1,4 @@
-"""What a person sees while a head trains: a bar with live figures, and a line for each judgement."""
+"""Progress of a training on the screen: a bar with live figures, and a line for each evaluation."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from outrider.train.bars import live, terminal_of
-from outrider.train.evaluation.judge import Judgement
+from outrider.train.evaluation.held_out import Evaluation
 
 
-class Watch:
+class LiveProgress:
     """A bar on a terminal; lines alone where there is none, or nothing at all without a console."""
 
     def __init__(self, console: Console | None, tokens: int, done: int = 0) -> None:
@@ -24,11 +24,11 @@ class Watch:
             TimeRemainingColumn(),
         )
         self._task = self._bar.add_task("training", total=tokens, completed=done, figures="")
-        self._judged = ""
+        self._held_out = ""
         if console is not None and terminal_of(console) is None:
             console.print(f"training: {tokens:,} tokens{f', {done:,} of them done before' if done else ''} …")
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> LiveProgress:
         """Show the bar."""
         self._bar.start()
         return self
@@ -39,7 +39,7 @@ class Watch:
         """Leave it as it stands."""
         self._bar.stop()
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Print a line above the bar."""
         if self._console is not None:
             self._console.print(line)
@@ -52,11 +52,11 @@ class Watch:
             loss: of the last steps.
             rate: tokens per second.
         """
-        figures = f"· {rate:,.0f}/s · loss {loss:.3f}{self._judged}"
+        figures = f"· {rate:,.0f}/s · loss {loss:.3f}{self._held_out}"
         self._bar.update(self._task, completed=tokens, figures=figures)
 
-    def judged(self, judgement: Judgement) -> None:
-        """The head was judged."""
-        by_position = " ".join(f"{rate:.2f}" for rate in judgement.rates[:7])
-        self._judged = f" · held-out τ {judgement.length:.2f} (α {by_position})"
-        self.say(str(judgement))
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """The head was evaluated."""
+        by_position = " ".join(f"{rate:.2f}" for rate in evaluation.rates[:7])
+        self._held_out = f" · held-out τ {evaluation.length:.2f} (α {by_position})"
+        self.print(str(evaluation))

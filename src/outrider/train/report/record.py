@@ -1,14 +1,22 @@
-"""Everything a training measured, as CSV: one row per step, one per judgement."""
+"""What a training measures on its way: CSV files with one row per step or evaluation, and seconds by phase."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
+
+import torch
 
 from outrider.errors import TrainingError
-from outrider.train.loop.state import write_whole
+from outrider.train.saving import saving
+
+JUDGING: Final = "judging"
+"""The phase that is no part of training."""
 
 
 class Record:
@@ -44,8 +52,36 @@ class Record:
         self.rows += 1
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        told = io.StringIO(newline="")
-        writer = csv.DictWriter(told, self._columns)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns)
         writer.writeheader()
         writer.writerows(rows)
-        write_whole(self._path, lambda file: file.write(told.getvalue().encode()))
+        with saving(self._path) as file:
+            file.write(text.getvalue().encode())
+
+
+class Stopwatch:
+    """Seconds spent in each phase, as they add up."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds: dict[str, float] = {}
+        self._device = device
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time of a block; work queued on an accelerator is waited for."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begun
+
+    def total(self, without: str = "") -> float:
+        """Seconds of all phases but one."""
+        return max(1e-9, sum(seconds for name, seconds in self.seconds.items() if name != without))
+
+    def shares(self) -> dict[str, float]:
+        """Each phase's share of the time."""
+        return {name: seconds / self.total() for name, seconds in self.seconds.items()}

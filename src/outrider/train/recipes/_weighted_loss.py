@@ -1,4 +1,4 @@
-"""How much each drafted position counts in a loss: a draft is of use only where all before it were accepted."""
+"""The loss over drafted positions, and how much each counts: a draft is of use only if all before it were accepted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from typing import Any, Final
 import torch
 
 from outrider.errors import ConfigError
+from outrider.train.recipes.base import LossReport
+
+Place = torch.Tensor | tuple[torch.Tensor, ...]
+"""What picks starts from a grid: a mask of its shape, or an index for each of its dimensions."""
 
 
 def geometric(depths: int, ratio: float) -> torch.Tensor:
@@ -74,20 +78,74 @@ class Weights:
 
     @classmethod
     def of(cls, recipe: Any) -> Weights:
-        """The weighting that a recipe's option ``weights`` names, with the number the recipe has for it.
+        """The weighting that a recipe's option ``weights`` names, geometric if it has none, with its number.
 
         Raises:
             ConfigError: there is no such weighting, or the recipe has a number for another one.
         """
-        if recipe.weights not in WEIGHTINGS:
-            raise ConfigError(f"{recipe.method}: there is no weighting {recipe.weights!r}; there are: {NAMES}")
-        weighting = WEIGHTINGS[recipe.weights]
+        name = getattr(recipe, "weights", "geometric")
+        if name not in WEIGHTINGS:
+            raise ConfigError(f"{recipe.method}: there is no weighting {name!r}; there are: {NAMES}")
+        weighting = WEIGHTINGS[name]
         others = {each.number for each in WEIGHTINGS.values()} - {weighting.number}
         for item in dataclasses.fields(recipe):
             if item.name in others and getattr(recipe, item.name) != item.default:
-                raise ConfigError(f"{recipe.method}: {item.name} is not read where the weights are {recipe.weights}")
+                raise ConfigError(f"{recipe.method}: {item.name} is not read where the weights are {name}")
         return cls(weighting, getattr(recipe, weighting.number))
 
     def __call__(self, q: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
         """The weights; see :attr:`Weighting.weigh`."""
         return self.weighting.weigh(q, self.number, counted)
+
+
+class WeightedLoss:
+    """The weighted mean of the losses of one batch, gathered depth by depth.
+
+    Args:
+        recipe: names the weights, see :meth:`Weights.of`.
+        counted: bool [depths, …], the starts at which a guess counts at each depth.
+        like: of the precision and on the device of the losses.
+    """
+
+    def __init__(self, recipe: Any, counted: torch.Tensor, like: torch.Tensor) -> None:
+        self._weights, self._counted = Weights.of(recipe), counted.movedim(0, -1)
+        self._own = self._weights.weighting.reads_draft
+        # A token that is not in the draft vocabulary has probability 0.
+        self._q = torch.zeros(self._counted.shape if self._own else self._counted.shape[-1:], device=like.device)
+        self._shares = [] if self._own else self._weights(self._q, self._counted).tolist()
+        self._total, self._weight = like.new_zeros(()), 0.0
+        self._waiting: list[tuple[int, Place, torch.Tensor]] = []
+        self._parts: dict[str, torch.Tensor] = {}
+
+    def add(
+        self, depth: int, place: Place, losses: torch.Tensor, z: torch.Tensor, x: torch.Tensor, **terms: torch.Tensor
+    ) -> None:
+        """Take the losses of a depth.
+
+        Args:
+            depth: counted from 0.
+            place: which starts they are of.
+            losses: [n].
+            z: [n, v], the draft's logits there; not read by weights that do not depend on the draft.
+            x: int64 [n], the text's own token there, an index into the same v columns; likewise.
+            terms: [n], terms of the losses that get a column of the record, too.
+        """
+        for name, values in {"loss": losses, **terms}.items():
+            self._parts[f"{name}_{depth + 1}"] = values.detach().mean()
+        if self._own:
+            chances = torch.softmax(z.detach().float(), -1).gather(-1, x.unsqueeze(-1)).squeeze(-1)
+            self._q[..., depth][place] = chances
+            self._waiting.append((depth, place, losses))
+            return
+        self._total = self._total + self._shares[depth] * losses.sum()
+        self._weight += self._shares[depth] * len(losses)
+
+    def report(self) -> LossReport:
+        """The weighted mean of everything taken."""
+        if self._waiting:
+            weights = self._weights(self._q, self._counted)
+            for depth, place, losses in self._waiting:
+                share = weights[..., depth][place]
+                self._total = self._total + (share * losses).sum()
+                self._weight += float(share.sum())
+        return LossReport(self._total / max(self._weight, 1e-9), self._weight, self._parts)

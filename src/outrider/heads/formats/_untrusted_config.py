@@ -12,7 +12,7 @@ _MOST: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
+class UntrustedConfig:
     """A JSON object whose values are checked when they are asked for; null counts as not said.
 
     Args:
@@ -102,7 +102,7 @@ class Told:
             raise self._wrong(key, "a list of texts")
         return tuple(value)
 
-    def part(self, key: str) -> Told:
+    def part(self, key: str) -> UntrustedConfig:
         """An object inside this one; empty where nothing is said.
 
         Raises:
@@ -111,12 +111,12 @@ class Told:
         value = self._value(key, {})
         if not isinstance(value, dict):
             raise self._wrong(key, "an object")
-        return Told(self.name, value)
+        return UntrustedConfig(self.name, value)
 
-    def over(self, other: Told) -> Told:
+    def over(self, other: UntrustedConfig) -> UntrustedConfig:
         """This object, with another one for what it does not say."""
         said = {key: value for key, value in self.values.items() if value is not None}
-        return Told(self.name, {**other.values, **said})
+        return UntrustedConfig(self.name, {**other.values, **said})
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.values.get(key)

@@ -1,4 +1,4 @@
-"""What a training found: printed, drawn, and kept as JSON."""
+"""What a training measured: printed, drawn, and kept as JSON."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from outrider.train.evaluation.judge import Judgement
-from outrider.train.loop.state import write_whole
+from outrider.train.evaluation.held_out import Evaluation
 from outrider.train.report.curve import Outlook, outlook
 from outrider.train.report.plot import picture
-from outrider.train.report.stopwatch import JUDGING, Stopwatch
+from outrider.train.report.record import JUDGING, Stopwatch
+from outrider.train.saving import saving
 
 CURVE: Final = "curve.svg"
 SUMMARY: Final = "summary.json"
@@ -29,7 +29,7 @@ class Findings:
     """Why it is over."""
     steps: int
     precision: str
-    judged: Sequence[Judgement]
+    judged: Sequence[Evaluation]
     best_index: int
     losses: Sequence[tuple[int, float]]
     """(tokens, loss) of every step."""
@@ -37,11 +37,11 @@ class Findings:
     measured: Mapping[str, float] = field(default_factory=dict)
     """What a recipe measured once the weights were final."""
     target_name: str = ""
-    """What it was trained for, told in the picture."""
+    """For the picture's title."""
 
     @property
-    def best(self) -> Judgement:
-        """The judgement of the weights that were kept."""
+    def best(self) -> Evaluation:
+        """The evaluation of the weights that were kept."""
         return self.judged[self.best_index]
 
     @property
@@ -51,17 +51,17 @@ class Findings:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second, without the time of judging."""
+        """Tokens per second, the time of evaluations left out."""
         return self.tokens / self.stopwatch.total(without=JUDGING)
 
     @cached_property
     def curve(self) -> list[tuple[int, float]]:
-        """(tokens, held-out τ) of every judgement."""
-        return [(judgement.tokens, judgement.length) for judgement in self.judged]
+        """(tokens, held-out τ) of every evaluation."""
+        return [(evaluation.tokens, evaluation.length) for evaluation in self.judged]
 
     @cached_property
     def outlook(self) -> Outlook:
-        """Where the curve points."""
+        """What more tokens would bring."""
         return outlook(self.judged, most=1.0 + len(self.best.accepted))
 
     def lines(self) -> Iterator[str]:
@@ -90,7 +90,7 @@ class Findings:
             "measured": dict(self.measured),
             "held_out_texts": self.best.texts,
             "best": self.best.summary() | rates,
-            "judged": [judgement.summary() for judgement in self.judged],
+            "judged": [evaluation.summary() for evaluation in self.judged],
             "fit": None if law is None else dataclasses.asdict(law),
             "outlook": str(self.outlook),
         }
@@ -104,6 +104,7 @@ class Findings:
         """
         title = f"{self.method} for {self.target_name}" if self.target_name else self.method
         drawn = picture(self.losses, self.curve, self.outlook.law, title)
-        write_whole(folder / CURVE, lambda file: file.write(drawn.encode()))
-        told = json.dumps(self.summary() | dict(more or {}), indent=1, ensure_ascii=False)
-        write_whole(folder / SUMMARY, lambda file: file.write(told.encode()))
+        summary = json.dumps(self.summary() | dict(more or {}), indent=1, ensure_ascii=False)
+        for name, text in ((CURVE, drawn), (SUMMARY, summary)):
+            with saving(folder / name) as file:
+                file.write(text.encode())

@@ -1,4 +1,4 @@
-"""Prompts that the target made itself: a file that grows, and beside it what made them and how far it has come."""
+"""Synthetic prompts of a folder: a file that grows, and beside it how they were made and how far that has come."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from outrider.errors import ConfigError
+from outrider.files import write_whole
 from outrider.train.bars import bar
 from outrider.train.data.prompts import Prompt, read_prompts, write_prompts
-from outrider.train.data.synthesise import Synthesis, SynthesisConfig, told
-from outrider.train.loop.state import write_whole
+from outrider.train.data.synthesise import Synthesis, SynthesisConfig, in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +33,7 @@ _SAVED_EVERY: Final = 10.0
 
 
 @dataclass(frozen=True)
-class Made:
+class SyntheticPrompts:
     """What a folder holds of prompts that its target made."""
 
     prompts: tuple[Prompt, ...] = ()
@@ -44,14 +44,14 @@ class Made:
     """What made them."""
 
     @classmethod
-    def of(cls, folder: Path) -> Made:
+    def of(cls, folder: Path) -> SyntheticPrompts:
         """Read a folder, which may hold nothing.
 
         Raises:
             ConfigError: a file is damaged, or cannot be read.
         """
         path, facts = folder / PROMPTS, _facts(folder / MADE)
-        prompts = read_again([path]) if path.exists() else []
+        prompts = read_cached([path]) if path.exists() else []
         count = facts.get(_COUNT, 0)
         return cls(tuple(prompts[:count]), tuple(prompts[count:]), facts)
 
@@ -86,7 +86,7 @@ def prompt_options(folder: Path) -> dict[str, Any]:
     return {name: found[name] for name in _deciding(SynthesisConfig()) if name in found}
 
 
-def read_again(paths: Sequence[Path]) -> list[Prompt]:
+def read_cached(paths: Sequence[Path]) -> list[Prompt]:
     """What :func:`~outrider.train.data.prompts.read_prompts` reads, kept for as long as no file changes.
 
     Raises:
@@ -110,7 +110,7 @@ def _stamp(path: Path) -> tuple[int, int]:
     return found.st_mtime_ns, found.st_size
 
 
-def make(
+def synthesise_prompts(
     llm: LLM,
     folder: Path,
     count: int,
@@ -135,10 +135,10 @@ def make(
         Every prompt that was made, now and before.
 
     Raises:
-        ModelError, ConfigError: see :meth:`Made.check` and :meth:`outrider.train.data.synthesise.Synthesis.up_to`.
-        TrainingError: the folder cannot be written.
+        ModelError, ConfigError: see :meth:`SyntheticPrompts.check` and
+            :meth:`outrider.train.data.synthesise.Synthesis.up_to`; or the folder cannot be written.
     """
-    known = Made.of(folder)
+    known = SyntheticPrompts.of(folder)
     known.check(folder, config, count, target)
     begun = len(known.prompts)
     if begun >= count:
@@ -162,24 +162,23 @@ def make(
     _save(folder, synthesis, known.others, facts)
     if console is not None:
         before = f" beside {begun:,} of before" if begun else ""
-        console.print(f"prompts: {count - begun:,} made{before}; dropped: {told(synthesis.dropped)}")
+        console.print(f"prompts: {count - begun:,} made{before}; dropped: {in_words(synthesis.dropped)}")
     return synthesis.made
 
 
 def _save(folder: Path, synthesis: Synthesis, others: Sequence[Prompt], facts: Mapping[str, Any]) -> None:
-    """Write the prompts, then how many of them count: what an end in between leaves behind is made once more."""
+    """Write the prompts, then how many of them count, so that prompts of a save that was cut short are made again."""
     keys = {prompt.key for prompt in synthesis.made}
     path = folder / PROMPTS
+    counts = {_COUNT: len(synthesis.made), _TRIED: dict(synthesis.tried)}
     try:
         write_prompts(path, [*synthesis.made, *(prompt for prompt in others if prompt.key not in keys)])
+        write_whole(folder / MADE, json.dumps(counts | dict(facts)) + "\n")
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written ({error.strerror or error}); free some space there and run the same command "
             "again: the prompts in it are kept"
         ) from error
-    counts = {_COUNT: len(synthesis.made), _TRIED: dict(synthesis.tried)}
-    told_facts = json.dumps(counts | dict(facts)) + "\n"
-    write_whole(folder / MADE, lambda file: file.write(told_facts.encode()))
 
 
 def _deciding(config: SynthesisConfig) -> dict[str, Any]:

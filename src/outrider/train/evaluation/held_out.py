@@ -1,4 +1,4 @@
-"""How a head is judged: by what it would have accepted on texts it was not trained on."""
+"""Held-out evaluation: what a head would have accepted on texts it was not trained on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.train.recipes.base import Acceptance, Recipe, best_tokens
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Evaluation:
     """Held-out acceptance after so many tokens."""
 
     step: int
@@ -33,15 +33,17 @@ class Judgement:
     """By text and depth."""
 
     @classmethod
-    def of(cls, step: int, tokens: int, found: Acceptance) -> Judgement:
-        """What was found after so many steps and tokens."""
-        totals = (tuple(found.accepted.tolist()), tuple(found.tested.tolist()))
-        by_text = (found.accepted_by_text.tolist(), found.tested_by_text.tolist())
-        return cls(step, tokens, found.accepted_length, *totals, *(tuple(map(tuple, counts)) for counts in by_text))
+    def of(cls, step: int, tokens: int, acceptance: Acceptance) -> Evaluation:
+        """The acceptance after so many steps and tokens."""
+        totals = (tuple(acceptance.accepted.tolist()), tuple(acceptance.tested.tolist()))
+        by_text = (acceptance.accepted_by_text.tolist(), acceptance.tested_by_text.tolist())
+        return cls(
+            step, tokens, acceptance.accepted_length, *totals, *(tuple(map(tuple, counts)) for counts in by_text)
+        )
 
     @property
     def texts(self) -> int:
-        """Texts it was judged by."""
+        """How many held-out texts there were."""
         return len(self.accepted_by_text)
 
     @property
@@ -51,17 +53,17 @@ class Judgement:
 
     @cached_property
     def counts(self) -> Counts:
-        """What its intervals are made of."""
+        """The counts its intervals are computed from."""
         return Counts.of(self.accepted_by_text, self.tested_by_text)
 
     @cached_property
     def length_interval(self) -> Interval | None:
-        """Where τ lies; None of too few texts."""
+        """Confidence interval of τ; None of too few texts."""
         return length_interval(self.counts)
 
     @cached_property
     def rate_intervals(self) -> list[Interval] | None:
-        """Where α of each position lies; None of too few texts."""
+        """Confidence interval of α at each position; None of too few texts."""
         return rate_intervals(self.counts)
 
     def summary(self) -> dict[str, Any]:
@@ -83,13 +85,13 @@ class Judgement:
         return f"{self.tokens:>12,} tokens · held-out τ {self.length:.3f}{ends} · α by position {by_position}"
 
 
-def prepared(batches: Sequence[Batch], teacher: Teacher) -> list[Batch]:
-    """Held-out batches with the target's own opinion of every row, which is then asked only once."""
+def with_best_tokens(batches: Sequence[Batch], teacher: Teacher) -> list[Batch]:
+    """Held-out batches with the target's most probable token of every row, which is then computed only once."""
     return [replace(batch, best=best_tokens(batch, teacher)) for batch in batches]
 
 
 @torch.no_grad()
-def judge(recipe: Recipe, head: Any, batches: Sequence[Batch], teacher: Teacher) -> Acceptance:
+def evaluate(recipe: Recipe, head: Any, batches: Sequence[Batch], teacher: Teacher) -> Acceptance:
     """Held-out acceptance of a head, all batches together."""
     return sum(
         (recipe.acceptance(head, batch, teacher) for batch in batches[1:]), recipe.acceptance(head, batches[0], teacher)

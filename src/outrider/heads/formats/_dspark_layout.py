@@ -20,7 +20,7 @@ from outrider.heads.formats._shapes import (
     size,
     with_biases,
 )
-from outrider.heads.formats._told import Told
+from outrider.heads.formats._untrusted_config import UntrustedConfig
 from outrider.heads.formats.base import Source
 
 CORRECTIONS: Final = {"markov": "vanilla", "gated": "gated", "rnn": "rnn"}
@@ -39,7 +39,7 @@ _OLDER: Final = {"logit_head.": "", "markov_w": "markov_head.markov_w", "confide
 class Reading:
     """What a format says beside its weights."""
 
-    network: Told
+    network: UntrustedConfig
     """The blocks' configuration."""
     layers: tuple[int, ...]
     """Target layers read, as we count them."""

@@ -1,4 +1,4 @@
-"""What a training reads: prompts, the target's answers, their hidden rows, and batches of them."""
+"""Training data from end to end: prompts, the target's answers, their hidden rows, and batches of them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import ClassVar, Final
 
 from rich.console import Console
 
-from outrider.drafters.base import check_options, option
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.models.base import TargetModel
+from outrider.options import check_options, option
 from outrider.train.data.example import Example
+from outrider.train.data.prompt_store import PROMPTS, SyntheticPrompts, read_cached, synthesise_prompts
 from outrider.train.data.prompts import Prompt
 from outrider.train.data.regenerate import AnswerConfig, answered, check_answered, read_answers, regenerate
 from outrider.train.data.synthesise import SynthesisConfig
-from outrider.train.data.synthetic import PROMPTS, Made, make, read_again
-from outrider.train.features.batches import Batch, Batches, Shape, Shards, held_out_batches
+from outrider.train.features.batches import Batch, Batches, BatchShape, Shards, held_out_batches
 from outrider.train.features.capture import captured_layers
 from outrider.train.features.hidden_rows import HiddenRows
 from outrider.train.features.sources import Online, Streamed
@@ -32,7 +32,7 @@ ANSWERS: Final = "answers.jsonl"
 TEXTS: Final = "texts"
 HELD_OUT: Final = "texts held out"
 """What names the texts of a training in its state: how many, and a hash of which."""
-NOBODY_JUDGES: Final = (
+NO_HELD_OUT: Final = (
     "none of {count} prompts is kept to judge by: about one in thirty is, so give more of them, with --data or a "
     "larger --synthesise"
 )
@@ -68,7 +68,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class TextSource:
     """Where texts come from."""
 
     folder: Path
@@ -94,7 +94,7 @@ class Source:
         """
         own = self.folder / PROMPTS
         files = [*self.prompts, *([own] if own.exists() else [])]
-        return read_again(files) if files else []
+        return read_cached(files) if files else []
 
     def to_make(self) -> int:
         """How many prompts the target is yet to make.
@@ -104,7 +104,7 @@ class Source:
         """
         if not self.synthesised:
             return 0
-        known = Made.of(self.folder)
+        known = SyntheticPrompts.of(self.folder)
         known.check(self.folder, self.synthesis, self.synthesised, self.target)
         return max(0, self.synthesised - len(known.prompts))
 
@@ -127,7 +127,7 @@ class Source:
         ]
 
 
-def gather(llm: LLM, source: Source, console: Console, rows: HiddenRows, data: DataConfig) -> None:
+def gather(llm: LLM, source: TextSource, console: Console, rows: HiddenRows, data: DataConfig) -> None:
     """Make every prompt and answer that is not there yet, and keep the hidden rows that answering computes.
 
     Raises:
@@ -136,7 +136,9 @@ def gather(llm: LLM, source: Source, console: Console, rows: HiddenRows, data: D
     """
     source.folder.mkdir(parents=True, exist_ok=True)
     if source.synthesised:
-        make(llm, source.folder, source.synthesised, source.synthesis, target=source.target, console=console)
+        synthesise_prompts(
+            llm, source.folder, source.synthesised, source.synthesis, target=source.target, console=console
+        )
     prompts = source.read()
     if not prompts:
         return
@@ -153,7 +155,7 @@ def gather(llm: LLM, source: Source, console: Console, rows: HiddenRows, data: D
     console.print(f"{report}{beside}")
 
 
-def to_answer(llm: LLM, source: Source, data: DataConfig) -> list[Prompt]:
+def to_answer(llm: LLM, source: TextSource, data: DataConfig) -> list[Prompt]:
     """Of the prompts that are there, those that are to be answered before the training.
 
     Raises:
@@ -164,7 +166,7 @@ def to_answer(llm: LLM, source: Source, data: DataConfig) -> list[Prompt]:
     return [prompt for prompt in _asked(llm, source, data, prompts) if prompt.key not in done] if prompts else []
 
 
-def _asked(llm: LLM, source: Source, data: DataConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
+def _asked(llm: LLM, source: TextSource, data: DataConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
     """Prompts that are answered before the training.
 
     Raises:
@@ -183,7 +185,7 @@ def _asked(llm: LLM, source: Source, data: DataConfig, prompts: Sequence[Prompt]
         if source.to_make() or (path.exists() and read_answers(path, validation=judging)):
             continue
         if not some and judging:
-            raise ConfigError(NOBODY_JUDGES.format(count=len(prompts)))
+            raise ConfigError(NO_HELD_OUT.format(count=len(prompts)))
         if not any(fits(prompt) for prompt in some):
             raise ConfigError(_NOBODY_FITS.format(count=len(some), purpose=purpose, most=most, used=used))
     return source.asked_before(prompts, data.held_out, fits)
@@ -197,7 +199,7 @@ class Texts:
     held_out: list[Example]
 
     @classmethod
-    def of(cls, source: Source, config: DataConfig) -> Texts:
+    def of(cls, source: TextSource, config: DataConfig) -> Texts:
         """Read a folder of answers.
 
         Raises:
@@ -235,7 +237,7 @@ class Texts:
         return draft_vocabulary(answers, size, target.vocabulary, always)
 
 
-def hidden_rows(llm: LLM, recipe: Recipe, source: Source, data: DataConfig) -> HiddenRows:
+def hidden_rows(llm: LLM, recipe: Recipe, source: TextSource, data: DataConfig) -> HiddenRows:
     """The buffers that a head's training reads."""
     target = llm.engine.target
     return HiddenRows(
@@ -250,7 +252,7 @@ def hidden_rows(llm: LLM, recipe: Recipe, source: Source, data: DataConfig) -> H
 
 
 @dataclass(frozen=True, eq=False)
-class Data:
+class TrainingData:
     """Captured texts, ready to train on."""
 
     texts: Texts
@@ -258,13 +260,13 @@ class Data:
     """The reduced draft vocabulary of a new head; None is the whole."""
     teacher: Matrices
     shards: Shards
-    shape: Shape
+    shape: BatchShape
     held_out: list[Batch]
     facts: Mapping[str, object]
-    """Names the texts: see :class:`outrider.train.loop.loop.Task`."""
+    """Identifies the texts: see :class:`outrider.train.loop.training.Task`."""
 
     @classmethod
-    def of(cls, llm: LLM, recipe: Recipe, source: Source, config: DataConfig, console: Console) -> Data:
+    def of(cls, llm: LLM, recipe: Recipe, source: TextSource, config: DataConfig, console: Console) -> TrainingData:
         """Read texts, and capture the rows of them that a recipe asks for.
 
         Raises:
@@ -277,7 +279,7 @@ class Data:
         rows = hidden_rows(llm, recipe, source, config)
         judged = Streamed(target, texts.held_out, rows.filled(texts.held_out, judging=True, console=console))
         layers = captured_layers(target, recipe.layers_read(target))
-        shape = Shape(layers, rows=config.rows, max_length=config.max_length)
+        shape = BatchShape(layers, rows=config.rows, max_length=config.max_length)
         held_out = held_out_batches((text for piece in range(len(judged)) for text in judged.read(piece)), shape)
         return cls(
             texts,
@@ -294,7 +296,7 @@ class Data:
         return Batches(self.shards, self.shape, seed=seed)
 
 
-def _shards(llm: LLM, source: Source, texts: Texts, rows: HiddenRows, console: Console) -> Shards:
+def _shards(llm: LLM, source: TextSource, texts: Texts, rows: HiddenRows, console: Console) -> Shards:
     """What is trained on, in pieces."""
     if source.online:
         prompts = [prompt for prompt in source.read() if not prompt.for_validation]
@@ -303,7 +305,7 @@ def _shards(llm: LLM, source: Source, texts: Texts, rows: HiddenRows, console: C
 
 
 def known_facts(
-    source: Source, data: DataConfig, layers: Sequence[int], target: TargetModel, *, started: bool
+    source: TextSource, data: DataConfig, layers: Sequence[int], target: TargetModel, *, started: bool
 ) -> dict[str, object]:
     """What decides the batches beside the texts; names that no option has.
 
@@ -323,7 +325,7 @@ def known_facts(
     }
 
 
-def text_facts(source: Source, texts: Texts) -> dict[str, object]:
+def text_facts(source: TextSource, texts: Texts) -> dict[str, object]:
     """Which texts are trained on, and which are judged by."""
     asked = [prompt.key for prompt in source.read()] if source.online else [example.key for example in texts.train]
     return {

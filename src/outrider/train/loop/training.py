@@ -12,71 +12,68 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from rich.console import Console
 
 from outrider.errors import TrainingError
+from outrider.train.evaluation.held_out import Evaluation, evaluate, with_best_tokens
 from outrider.train.evaluation.intervals import gain
-from outrider.train.evaluation.judge import Judgement, judge, prepared
-from outrider.train.features.batches import Batch, Position, Stream
+from outrider.train.features.batches import Batch, BatchStream, Position
 from outrider.train.features.teacher import Teacher
-from outrider.train.loop.identity import SHAPES, check_identity, check_precision, identity
-from outrider.train.loop.optimiser import optimiser
-from outrider.train.loop.precision import probe, under
-from outrider.train.loop.state import STATE, fingerprint, fingerprint_of, load_state, save_state
+from outrider.train.loop.precision import computing_in, time_precisions
+from outrider.train.loop.resume import (
+    BEST,
+    SHAPES,
+    STATE,
+    check_identity,
+    check_precision,
+    fingerprint,
+    identity,
+    load_best,
+    load_state,
+    save_state,
+)
 from outrider.train.loop.workers import Alone, Workers, repeatable
 from outrider.train.recipes.base import Acceptance, LossReport, Recipe, mean_parts
-from outrider.train.report.progress import Watch
-from outrider.train.report.record import Record
-from outrider.train.report.report import Findings
-from outrider.train.report.stopwatch import JUDGING, Stopwatch
+from outrider.train.report.findings import Findings
+from outrider.train.report.progress import LiveProgress
+from outrider.train.report.record import JUDGING, Record, Stopwatch
 from outrider.train.settings import AUTO, Settings
 
-if TYPE_CHECKING:
-    from outrider.train.features.vocabulary import DraftVocabulary
-    from outrider.train.gather import Texts
-
-BEST: Final = "best.pt"
 STEPS: Final = "steps.csv"
-JUDGED: Final = "held_out.csv"
+EVALUATIONS: Final = "held_out.csv"
 
 
 @dataclass
-class Progress:
-    """How far a training has come; written by :class:`Training` alone, and part of its state."""
+class TrainingProgress:
+    """How far a training has come; written by :class:`Training` alone, and part of its state on disk."""
 
     step: int = 0
     tokens: int = 0
     precision: str = ""
     best: int = -1
-    """Which judgement is the best so far."""
+    """Which evaluation is the best so far."""
     best_weights: str = ""
-    """Names the weights of that judgement; empty in an older state."""
+    """Fingerprint of its weights; empty in an older state."""
     worse: int = 0
-    """Judgements in a row, up to the latest, that are surely worse than the best."""
+    """Evaluations in a row, up to the latest, that are surely worse than the best."""
     ended: str = ""
     """Why it is over; empty while it is not."""
-    judged: list[Judgement] = field(default_factory=list)
+    judged: list[Evaluation] = field(default_factory=list)
     losses: list[tuple[int, float]] = field(default_factory=list)
     """(tokens, loss) of every step."""
     rows: tuple[int, int] = (0, 0)
-    """Rows written to the records of steps and of judgements."""
+    """Rows written to the records of steps and of evaluations."""
 
 
 class Trained(NamedTuple):
     """What a training gave."""
 
     head: Any
-    """The head with the weights that were judged best."""
+    """The head with the weights that were best on held-out texts."""
     findings: Findings
-    apart: Mapping[str, Acceptance] = {}
-    """See :meth:`outrider.train.recipes.base.Recipe.apart`."""
-    texts: Texts | None = None
-    """What it was trained on, where that was gathered."""
-    vocabulary: DraftVocabulary | None = None
-    """The reduced draft vocabulary that was made for it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,12 +84,12 @@ class Task:
     head: Any
     """The head before its first step; a state found in the folder replaces its weights."""
     teacher: Teacher
-    stream: Stream
+    stream: BatchStream
     held_out: Sequence[Batch]
     facts: Mapping[str, object] = field(default_factory=dict)
     """What else decides the weights, such as a name of the texts: a training begun on others cannot be gone on with."""
     target_name: str = ""
-    """Told in what is written."""
+    """For the title of the curve."""
 
 
 class Training:
@@ -122,10 +119,10 @@ class Training:
         self._head = task.head.to(self._workers.device)
         self._held_out, self._facts, self._target_name = task.held_out, task.facts, task.target_name
         self._weights = [weight for weight in self._head.parameters() if weight.requires_grad]
-        self._optimiser = optimiser(self._weights, settings)
-        self._progress = Progress()
+        self._optimiser = settings.optimiser(self._weights)
+        self._progress = TrainingProgress()
         self._stopwatch = Stopwatch(self._workers.device)
-        self._due = settings.judged_at()
+        self._due = settings.evaluated_at()
 
     def run(self) -> Trained:
         """Train to the end, from wherever the folder's state left off.
@@ -137,41 +134,42 @@ class Training:
         repeatable(self._workers.device)
         self._resume()
         now = self._progress
-        now.ended = self._verdict()  # more patience than it had ended with goes on
-        self._held_out = prepared([batch.to(self._workers.device) for batch in self._held_out], self._teacher)
+        now.ended = self._reason_to_end()  # more patience than it had ended with goes on
+        held_out = [batch.to(self._workers.device) for batch in self._held_out]
+        self._held_out = with_best_tokens(held_out, self._teacher)
         steps = Record(self._folder / STEPS, rows=now.rows[0]) if self._workers.rank == 0 else None
-        judged = Record(self._folder / JUDGED, rows=now.rows[1]) if self._workers.rank == 0 else None
+        evaluations = Record(self._folder / EVALUATIONS, rows=now.rows[1]) if self._workers.rank == 0 else None
         saved = time.monotonic()
-        with Watch(self._console, self._settings.tokens, now.tokens) as watch:
+        with LiveProgress(self._console, self._settings.tokens, now.tokens) as live:
             if not now.precision:
-                now.precision = self._choose_precision(watch)
+                now.precision = self._choose_precision(live)
             if not now.judged:
-                self._judge(judged, watch)
+                self._evaluate(evaluations, live)
             while not now.ended:
-                self._step_within_memory(steps, watch)
-                kept = self._judged_if_due(judged, watch)
-                now.ended = self._verdict()
-                if kept or now.ended or time.monotonic() - saved >= self._settings.save_seconds:
-                    self._save(steps, judged)
+                self._step_within_memory(steps, live)
+                new_best = self._evaluate_if_due(evaluations, live)
+                now.ended = self._reason_to_end()
+                if new_best or now.ended or time.monotonic() - saved >= self._settings.save_seconds:
+                    self._save(steps, evaluations)
                     saved = time.monotonic()
-            watch.say(now.ended)
+            live.print(now.ended)
         return self._finish()
 
-    def _step_within_memory(self, record: Record | None, watch: Watch) -> None:
+    def _step_within_memory(self, record: Record | None, live: LiveProgress) -> None:
         """One step.
 
         Raises:
             TrainingError: it takes more memory than the device has.
         """
         try:
-            self._step(record, watch)
+            self._step(record, live)
         except torch.OutOfMemoryError as error:
             raise TrainingError(
                 f"a step takes more memory than {self._workers.device} has; train with fewer --rows or a shorter "
                 "--max-length, and another --output"
             ) from error
 
-    def _step(self, record: Record | None, watch: Watch) -> None:
+    def _step(self, record: Record | None, live: LiveProgress) -> None:
         """One step of the optimiser, over every worker's batches."""
         settings, now = self._settings, self._progress
         reports, tokens = [], 0
@@ -182,14 +180,14 @@ class Training:
             tokens += int(batch.mask.sum())
             self._backward(report.loss * report.weight)
         with self._stopwatch.phase("step"):
-            loss, weight, seen = self._summed(reports, tokens)
+            loss, weight, tokens = self._summed(reports, tokens)
             if not math.isfinite(loss):
                 raise TrainingError(
                     f"the loss of step {now.step + 1} is not a number; train again with a lower --learning-rate "
                     f"than {settings.learning_rate:g}, or with --precision fp32"
                 )
-            now.step, now.tokens = now.step + 1, now.tokens + seen
-            norm = self._gradient(weight)
+            now.step, now.tokens = now.step + 1, now.tokens + tokens
+            norm = self._clip_gradients(weight)
             rate = settings.rate_at(now.tokens)
             for group in self._optimiser.param_groups:
                 group["lr"] = rate
@@ -199,9 +197,9 @@ class Training:
         if record is not None:
             figures: dict[str, float] = {"step": now.step, "tokens": now.tokens, "epoch": self._stream.position.epoch}
             figures |= {"learning_rate": rate, "loss": loss, "gradient": norm} | mean_parts(reports)
-            record.add(figures | {f"{name}_s": round(spent, 3) for name, spent in self._stopwatch.seconds.items()})
+            record.add(figures | {f"{name}_s": round(seconds, 3) for name, seconds in self._stopwatch.seconds.items()})
         recent = now.losses[-20:]
-        watch.step(
+        live.step(
             now.tokens,
             sum(value for _, value in recent) / len(recent),
             now.tokens / self._stopwatch.total(without=JUDGING),
@@ -218,7 +216,7 @@ class Training:
         return batch
 
     def _forward(self, batch: Batch, precision: str) -> LossReport:
-        with self._stopwatch.phase("forward"), under(precision, self._workers.device):
+        with self._stopwatch.phase("forward"), computing_in(precision, self._workers.device):
             return self._recipe.loss(self._head, batch, self._teacher)
 
     def _backward(self, loss: torch.Tensor) -> None:
@@ -231,38 +229,39 @@ class Training:
         weight = sum(report.weight for report in reports)
         loss = sum(float(report.loss.detach()) * report.weight for report in reports)
         sums = torch.tensor([loss, weight, tokens], dtype=torch.float64, device=self._workers.device)
-        loss, weight, seen = self._workers.total(sums).tolist()
-        return loss / max(weight, 1e-9), weight, int(seen)
+        loss, weight, tokens = self._workers.total(sums).tolist()
+        return loss / max(weight, 1e-9), weight, int(tokens)
 
-    def _gradient(self, weight: float) -> float:
-        """Make the gradients those of the mean over every worker's rows, at most ``clip`` long; gives the length."""
+    def _clip_gradients(self, weight: float) -> float:
+        """Average the gradients over every worker's rows and clip them; returns their norm before that."""
         for parameter in self._weights:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             parameter.grad = self._workers.total(parameter.grad).div_(max(weight, 1e-9))
         return float(torch.nn.utils.clip_grad_norm_(self._weights, self._settings.clip))
 
-    def _choose_precision(self, watch: Watch) -> str:
+    def _choose_precision(self, live: LiveProgress) -> str:
         """The precision asked for, or the faster one on this machine; all workers take the first one's choice."""
         if self._settings.precision != AUTO:
             return self._settings.precision
-        place = self._stream.position
+        position = self._stream.position
         batch = self._next_batch()
-        self._stream.position = place
+        self._stream.position = position
 
         def step(precision: str) -> None:
             report = self._forward(batch, precision)
             self._backward(report.loss)
             self._optimiser.zero_grad(set_to_none=True)
 
-        tried = probe(step)
+        times = time_precisions(step)
         self._stopwatch.seconds.clear()
-        watch.say(str(tried))
-        slower = self._workers.rank == 0 and tried.fastest != "fp32"
-        chosen = self._workers.total(torch.tensor([float(slower)], device=self._workers.device))
-        return "bf16" if float(chosen) else "fp32"
+        live.print(str(times))
+        bf16 = self._workers.rank == 0 and times.fastest == "bf16"
+        return (
+            "bf16" if float(self._workers.total(torch.tensor([float(bf16)], device=self._workers.device))) else "fp32"
+        )
 
-    def _verdict(self) -> str:
+    def _reason_to_end(self) -> str:
         """Why the training is over, or nothing while it is not."""
         settings, now = self._settings, self._progress
         if now.tokens >= settings.tokens:
@@ -273,39 +272,40 @@ class Training:
             return f"stopped early: the last {now.worse} judgements were surely worse than the best{by}"
         return ""
 
-    def _judged_if_due(self, record: Record | None, watch: Watch) -> bool:
-        """Judge the head where that is due; says whether its weights are the new best."""
+    def _evaluate_if_due(self, record: Record | None, live: LiveProgress) -> bool:
+        """Evaluate the head if that is due; whether its weights are the new best."""
         now = self._progress
         if not any(now.judged[-1].tokens < due <= now.tokens for due in self._due):
             return False
-        self._judge(record, watch)
+        self._evaluate(record, live)
         return now.best == len(now.judged) - 1
 
-    def _judge(self, record: Record | None, watch: Watch) -> None:
-        """Judge the head and keep its weights if it is the best so far; every worker comes to the same result."""
+    def _evaluate(self, record: Record | None, live: LiveProgress) -> None:
+        """Evaluate the head and keep its weights if it is the best so far; every worker comes to the same result."""
         now = self._progress
         with self._stopwatch.phase(JUDGING):
-            found = self._of_the_first(judge(self._recipe, self._head, self._held_out, self._teacher))
-        judgement = Judgement.of(now.step, now.tokens, found)
-        now.judged.append(judgement)
-        if now.best < 0 or judgement.length > now.judged[now.best].length:
-            now.best, now.worse, now.best_weights = len(now.judged) - 1, 0, fingerprint(self._head)
+            acceptance = self._of_the_first(evaluate(self._recipe, self._head, self._held_out, self._teacher))
+        latest = Evaluation.of(now.step, now.tokens, acceptance)
+        now.judged.append(latest)
+        if now.best < 0 or latest.length > now.judged[now.best].length:
+            weights = self._head.state_dict()
+            now.best, now.worse, now.best_weights = len(now.judged) - 1, 0, fingerprint(weights)
             if self._workers.rank == 0:
-                save_state(self._folder / BEST, {"head": self._head.state_dict(), "judgement": now.best})
+                save_state(self._folder / BEST, {"head": weights, "judgement": now.best})
         else:
-            change = gain(now.judged[now.best].counts, judgement.counts)
+            change = gain(now.judged[now.best].counts, latest.counts)
             now.worse = now.worse + 1 if change is not None and change.high < 0 else 0
         if record is not None:
-            rates = {f"acceptance_{depth + 1}": rate for depth, rate in enumerate(found.rates)}
-            tested = {f"tested_{depth + 1}": count for depth, count in enumerate(found.tested.tolist())}
-            record.add({"step": now.step, "tokens": now.tokens, "length": found.accepted_length} | rates | tested)
-        watch.judged(judgement)
+            rates = {f"acceptance_{depth + 1}": rate for depth, rate in enumerate(acceptance.rates)}
+            tested = {f"tested_{depth + 1}": count for depth, count in enumerate(acceptance.tested.tolist())}
+            record.add({"step": now.step, "tokens": now.tokens, "length": acceptance.accepted_length} | rates | tested)
+        live.evaluated(latest)
 
-    def _of_the_first(self, found: Acceptance) -> Acceptance:
-        """What the first worker found: others may differ by a rounding, and all must decide alike."""
-        mine = int(self._workers.rank == 0)
-        parts = (found.accepted_by_text, found.tested_by_text)
-        return Acceptance(*(self._workers.total(part * mine) for part in parts))
+    def _of_the_first(self, acceptance: Acceptance) -> Acceptance:
+        """The first worker's acceptance: others may differ by a rounding, and all must decide alike."""
+        first = int(self._workers.rank == 0)
+        parts = (acceptance.accepted_by_text, acceptance.tested_by_text)
+        return Acceptance(*(self._workers.total(part * first) for part in parts))
 
     def _identity(self) -> dict[str, object]:
         """What decides the weights: a state written under anything else cannot be gone on with."""
@@ -318,43 +318,20 @@ class Training:
         if state is None:
             return
         check_identity(self._folder, state["identity"], self._identity(), self._recipe)
-        check_precision(self._folder, state["progress"]["precision"], self._settings.precision, AUTO)
+        check_precision(self._folder, state["progress"]["precision"], self._settings.precision)
         self._head.load_state_dict(state["head"])
         self._optimiser.load_state_dict(state["optimiser"])
         self._stream.position = Position(*state["position"])
         torch.set_rng_state(state["rng"])
-        judged = [Judgement(**item) for item in state["progress"].pop("judged")]
-        self._progress = Progress(**state["progress"], judged=judged)
+        judged = [Evaluation(**item) for item in state["progress"].pop("judged")]
+        self._progress = now = TrainingProgress(**state["progress"], judged=judged)
         self._stopwatch.seconds = state["seconds"]
-        self._best_weights(later=True)
+        load_best(self._folder, now.best, now.best_weights, or_later=True)
 
-    def _best_weights(self, *, later: bool = False) -> Mapping[str, torch.Tensor]:
-        """The weights that the state calls the best.
-
-        Args:
-            later: those of a later judgement will do, since going on comes to it again.
-
-        Raises:
-            TrainingError: they are not there.
-        """
-        path, now = self._folder / BEST, self._progress
-        kept = load_state(path)
-        fits = kept is not None and (
-            (later and kept["judgement"] > now.best)
-            or (kept["judgement"] == now.best and now.best_weights in ("", fingerprint_of(kept["head"])))
-        )
-        if kept is None or not fits:
-            raise TrainingError(
-                f"{path} does not hold the best weights of the training in {STATE} beside it; put the right file back, "
-                f"or remove {self._folder} and train again"
-            )
-        weights: Mapping[str, torch.Tensor] = kept["head"]
-        return weights
-
-    def _save(self, steps: Record | None, judged: Record | None) -> None:
-        if steps is None or judged is None:
+    def _save(self, steps: Record | None, evaluations: Record | None) -> None:
+        if steps is None or evaluations is None:
             return
-        self._progress.rows = (steps.rows, judged.rows)
+        self._progress.rows = (steps.rows, evaluations.rows)
         state = {
             "identity": self._identity(),
             "head": self._head.state_dict(),
@@ -367,12 +344,12 @@ class Training:
         save_state(self._folder / STATE, state)
 
     def _finish(self) -> Trained:
-        """Give the head its best weights; draw and sum up what was found."""
+        """Give the head its best weights, calibrate it, and report."""
         now = self._progress
         self._workers.meet()  # the first may still be writing
-        self._head.load_state_dict(self._best_weights())
+        self._head.load_state_dict(load_best(self._folder, now.best, now.best_weights))
         measured = self._recipe.calibrate(self._head, self._held_out, self._teacher)
-        found = Findings(
+        findings = Findings(
             method=self._recipe.method,
             ended=now.ended,
             steps=now.step,
@@ -385,8 +362,8 @@ class Training:
             target_name=self._target_name,
         )
         if self._workers.rank == 0:
-            found.write(self._folder)
+            findings.write(self._folder)
         if self._console is not None:
-            for line in found.lines():
+            for line in findings.lines():
                 self._console.print(line)
-        return Trained(self._head, found)
+        return Trained(self._head, findings)

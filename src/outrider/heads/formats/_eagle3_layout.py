@@ -18,7 +18,7 @@ from outrider.heads.formats._shapes import (
     told_ids,
     with_biases,
 )
-from outrider.heads.formats._told import Told
+from outrider.heads.formats._untrusted_config import UntrustedConfig
 from outrider.heads.formats.base import Source
 
 _NAMES = {"fc_norm.": "feature_norms.", "input_norm.": "joined_norm.", "layers.0.": "midlayer."}
@@ -28,7 +28,7 @@ _NAMES = {"fc_norm.": "feature_norms.", "input_norm.": "joined_norm.", "layers.0
 class Reading:
     """What a format says beside its weights."""
 
-    network: Told
+    network: UntrustedConfig
     """The block's configuration."""
     layers: tuple[int, ...] = ()
     """Target layers read, as we count them; empty where only the target can tell."""
@@ -82,7 +82,7 @@ def read_head(source: Source, reading: Reading) -> HeadCheckpoint:
     return HeadCheckpoint("eagle3", config, target, weights, name=name, layers_of=reading.layers_of)
 
 
-def _check_drafted(told: Told, drafted: int) -> None:
+def _check_drafted(told: UntrustedConfig, drafted: int) -> None:
     said = told.number("draft_vocab_size", drafted, low=0)
     if drafted and said != drafted:
         raise ModelError(f"{told.name}: 'draft_vocab_size' says {said}, and its LM head has {drafted} rows")

@@ -1,4 +1,4 @@
-"""What a training may begin with, refused before any work is done where it cannot."""
+"""Warm start: the head a training begins with, refused before any work is done if it does not fit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any, Final
 import torch
 
 from outrider.errors import ConfigError
-from outrider.heads.checkpoint import CONFIG, read_head
+from outrider.heads.checkpoint import CONFIG
+from outrider.heads.loading import read_head
 from outrider.models.base import TargetModel
-from outrider.train.loop.state import fingerprint
+from outrider.train.loop.resume import fingerprint
 from outrider.train.recipes.base import Recipe
 
 _OWN: Final = ("vocabulary", "target_vocabulary", "embedding", "temperatures", "chances")
@@ -37,7 +38,7 @@ def check_start(recipe: Recipe, start: str, output: Path, target: TargetModel) -
     if start and not recipe.product.starts_from_heads:
         raise ConfigError(f"{recipe.method} begins with layers of the target, not with a head; leave out --start-from")
     if start:
-        started_head(recipe, Path(start), target)
+        load_start(recipe, Path(start), target)
     elif recipe.product.starts_from_heads:
         recipe.head(target, torch.arange(1), 0)  # options that do not fit the target
     number = networks(recipe)
@@ -54,12 +55,12 @@ def networks(recipe: Recipe) -> int:
     return next(number for number in count(1) if recipe.after([None] * number) is None)
 
 
-def beginning(recipe: Recipe, start: str, target: TargetModel) -> dict[str, object]:
-    """What names the head that a training begins with, wherever it lies; nothing of a new one."""
-    return {"begins with": fingerprint(started_head(recipe, Path(start), target))} if start else {}
+def start_facts(recipe: Recipe, start: str, target: TargetModel) -> dict[str, object]:
+    """What identifies the head that a training begins with, wherever it lies; empty for a new head."""
+    return {"begins with": fingerprint(load_start(recipe, Path(start), target).state_dict())} if start else {}
 
 
-def started_head(recipe: Recipe, start: Path, target: TargetModel) -> torch.nn.Module:
+def load_start(recipe: Recipe, start: Path, target: TargetModel) -> torch.nn.Module:
     """A head that was trained before, to be trained on.
 
     Raises:
@@ -67,28 +68,30 @@ def started_head(recipe: Recipe, start: Path, target: TargetModel) -> torch.nn.M
         ConfigError: it is for another target or of another kind, reads other layers than this training captures, or
             differs in something that the recipe decides.
     """
-    found = read_head(start).fitted(target)
-    head: Any = found.build()
+    checkpoint = read_head(start).fitted(target)
+    head: Any = checkpoint.build()
     if hasattr(head, "share"):  # its LM head is the target's, and not in the file
         head.share(target)
-    due: Any = recipe.head(target, torch.arange(1), 0)
-    if type(head) is not type(due):
-        wanted = type(due).__module__.rpartition(".")[2]
-        raise ConfigError(f"{start} is a head of kind {found.kind}, and {recipe.method} trains those of kind {wanted}")
-    if tuple(head.config.hidden_layers) != tuple(due.config.hidden_layers):
+    wanted: Any = recipe.head(target, torch.arange(1), 0)
+    if type(head) is not type(wanted):
+        kind = type(wanted).__module__.rpartition(".")[2]
+        raise ConfigError(
+            f"{start} is a head of kind {checkpoint.kind}, and {recipe.method} trains those of kind {kind}"
+        )
+    if tuple(head.config.hidden_layers) != tuple(wanted.config.hidden_layers):
         raise ConfigError(
             f"{start} reads layers {list(head.config.hidden_layers)}, and {recipe.method} trains heads on layers "
-            f"{list(due.config.hidden_layers)}"
+            f"{list(wanted.config.hidden_layers)}"
         )
-    _check_decided(recipe, start, dict(_leaves(head.config)), dict(_leaves(due.config)))
+    _check_decided(recipe, start, dict(_leaves(head.config)), dict(_leaves(wanted.config)))
     trained: torch.nn.Module = head.requires_grad_(True).train()
     return trained
 
 
-def _check_decided(recipe: Recipe, start: Path, own: dict[str, Any], due: dict[str, Any]) -> None:
+def _check_decided(recipe: Recipe, start: Path, own: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Refuse a head that differs in what the recipe decides; what no recipe sets is the head's own."""
     options = {item.name for item in dataclasses.fields(recipe)}  # type: ignore[arg-type]
-    for name, value in due.items():
+    for name, value in wanted.items():
         if name in _OWN or not hasattr(recipe, name) or own[name] == value:
             continue
         way_out = f"give --{name.replace('_', '-')} {own[name]}" if name in options else "train its own method"

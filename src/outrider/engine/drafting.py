@@ -1,0 +1,111 @@
+"""The drafters' part of a round: they propose for the turns that may draft, and learn what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from outrider.drafters.base import Committed, DraftContext, Drafter, DraftSequence
+from outrider.engine.guard import GuardedDrafter
+from outrider.engine.picker import DrawingPicker
+from outrider.engine.turn import Turn
+from outrider.models.base import TargetOutput
+from outrider.tree import TokenTree, TreeBatch, root_only
+from outrider.verify.base import Draws, Verdict
+
+
+class Drafting:
+    """Every drafter of an engine; a request's budget says which of them serves it in a round.
+
+    Args:
+        drafters: the first serves requests unless the controller says otherwise.  Each observes every round, so a
+            request may move from one to another between two rounds.
+        draws: how the acceptance rule wants a distribution turned into proposals.
+        vocabulary: token ids at or past this may not be drafted.
+    """
+
+    picker_type: type[DrawingPicker] = DrawingPicker
+
+    def __init__(self, drafters: Sequence[Drafter], draws: Draws, vocabulary: int) -> None:
+        self.drafters = [GuardedDrafter(drafter, vocabulary) for drafter in drafters]
+        self.hidden_layers = tuple(sorted({layer for each in self.drafters for layer in each.needs.hidden_layers}))
+        self._draws = draws
+
+    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
+        """How many of ``most`` reusable target rows a request may adopt: what every drafter can do with."""
+        return min(drafter.adopt(key, tokens, most) for drafter in self.drafters)
+
+    def pause(self, key: str) -> None:
+        """Give back a preempted request's pages."""
+        for drafter in self.drafters:
+            drafter.pause(key)
+
+    def close(self, key: str) -> None:
+        """Forget a request."""
+        for drafter in self.drafters:
+            drafter.close(key)
+
+    def propose(self, turns: Sequence[Turn]) -> None:
+        """Give every turn that reaches its anchor a tree: its drafter's where it may draft, else the anchor alone."""
+        for turn in turns:
+            if turn.reaches_anchor:
+                turn.tree = root_only(turn.request.inputs[-1])
+        drafting = [turn for turn in turns if turn.budget.nodes > 1]
+        if not drafting:
+            return
+        picker = self.picker_type({turn.request.id: turn for turn in drafting}, self._draws)
+        for place, drafter in enumerate(self.drafters):
+            served = [turn for turn in drafting if turn.budget.drafter == place]
+            if served:
+                context = DraftContext(tuple(map(_view, served)), picker, not self._draws.target_alone)
+                for turn, tree in zip(served, drafter.propose(context), strict=True):
+                    turn.tree = tree
+
+    def observe(self, turns: Sequence[Turn], batch: TreeBatch, output: TargetOutput) -> None:
+        """Tell every drafter what became of the round."""
+        outcome = _Outcome(turns, batch, output)
+        for drafter in self.drafters:
+            drafter.observe(outcome)
+
+
+class _Outcome:
+    """What became of a round, put together as far as drafters ask; see :class:`outrider.drafters.base.Outcome`."""
+
+    def __init__(self, turns: Sequence[Turn], batch: TreeBatch, output: TargetOutput) -> None:
+        self._turns, self._batch, self.output = turns, batch, output
+
+    @cached_property
+    def _decided(self) -> list[Turn]:
+        return [turn for turn in self._turns if turn.reaches_anchor]
+
+    @cached_property
+    def sequences(self) -> Sequence[DraftSequence]:
+        return [_view(turn) for turn in self._decided]
+
+    @cached_property
+    def trees(self) -> Sequence[TokenTree]:
+        return [turn.tree for turn in self._decided if turn.tree is not None]
+
+    @cached_property
+    def verdicts(self) -> Sequence[Verdict]:
+        return [turn.verdict for turn in self._decided if turn.verdict is not None]
+
+    @cached_property
+    def committed(self) -> Sequence[Committed]:
+        return [
+            Committed(turn.request.id, turn.request.inputs, rows.context, [first + row for row in turn.kept])
+            for turn, first, rows in zip(self._turns, self._batch.starts, self._batch.sequences, strict=True)
+            if turn.verdict is None or turn.verdict.tokens
+        ]
+
+
+def _view(turn: Turn) -> DraftSequence:
+    request = turn.request
+    return DraftSequence(
+        key=request.id,
+        tokens=request.inputs,
+        prompt_length=request.prompt_length,
+        nodes=turn.budget.nodes,
+        depth=max(0, request.limit - request.wanted - 1),
+        price=turn.budget.price,
+    )

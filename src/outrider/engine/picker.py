@@ -1,0 +1,116 @@
+"""How a drafter's logits become proposals: the one place where a drafter's distribution meets the dice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+import numpy as np
+import torch
+
+from outrider.drafters.base import Proposal
+from outrider.engine.turn import Turn
+from outrider.errors import RequestError
+from outrider.law import Law
+from outrider.sampling.noise import Purpose, counter_word, gumbel_range
+from outrider.sampling.sampler import RequestSampler
+from outrider.verify.base import Draws, KeyedDice
+
+
+class DrawingPicker:
+    """Draws proposals for the requests of one round, as the acceptance rule wants them.
+
+    Args:
+        turns: by request id.
+        draws: how the rule wants a distribution turned into proposals.
+    """
+
+    def __init__(self, turns: Mapping[str, Turn], draws: Draws) -> None:
+        self._turns, self._draws = turns, draws
+
+    def pick(
+        self,
+        key: str,
+        logits: torch.Tensor,
+        paths: Sequence[Sequence[int]],
+        nodes: Sequence[int],
+        width: int,
+        source: int,
+    ) -> list[list[Proposal]]:
+        """Proposals per row; see :meth:`outrider.drafters.base.DraftContext.pick`."""
+        turn = self._turns[key]
+        ended = turn.endings.reached
+        if not any(map(ended, paths)):
+            with suppress(RequestError):
+                return self.drawn(turn, logits, paths, nodes, width, source)
+        picked: list[list[Proposal]] = [[] for _ in paths]
+        for row, (path, node) in enumerate(zip(paths, nodes, strict=True)):
+            if not ended(path):
+                with suppress(RequestError):
+                    (picked[row],) = self.drawn(turn, logits[row : row + 1], [path], [node], width, source)
+        return picked
+
+    def drawn(
+        self,
+        turn: Turn,
+        logits: torch.Tensor,
+        paths: Sequence[Sequence[int]],
+        nodes: Sequence[int],
+        width: int,
+        source: int,
+    ) -> list[list[Proposal]]:
+        """Proposals per row, none of which lies behind an end.
+
+        Raises:
+            RequestError: the request's parameters refuse a row's history.
+        """
+        sampler = turn.request.sampler
+        if self._draws is Draws.PERTURBED:
+            best = sampler.perturbed_best(logits, paths, width)
+            return [[Proposal(t, p, None, ()) for t, p in zip(*row, strict=True)] for row in best]
+        draw = DRAWS[self._draws]
+        return [
+            draw(sampler, turn.request.round_number, q, node, width, source)
+            for q, node in zip(sampler.probabilities(logits, paths), nodes, strict=True)
+        ]
+
+
+def _most_probable(
+    sampler: RequestSampler, round_number: int, q: Law, node: int, width: int, source: int
+) -> list[Proposal]:
+    return [
+        Proposal(token, float(q[token]), None, ())
+        for token in _greatest(torch.from_numpy(q), min(width, int(np.count_nonzero(q))))
+    ]
+
+
+def _independent(
+    sampler: RequestSampler, round_number: int, q: Law, node: int, width: int, source: int
+) -> list[Proposal]:
+    dice = KeyedDice(sampler.seed, round_number, sampler.choice, Purpose.DRAFT, source)
+    tokens = [dice.draw(node, q) for _ in range(width)]
+    return [Proposal(token, float(q[token]), q, ()) for token in tokens]
+
+
+def _without_replacement(
+    sampler: RequestSampler, round_number: int, q: Law, node: int, width: int, source: int
+) -> list[Proposal]:
+    """Gumbel top-k: the order of log q + noise is the order of draws without replacement (Kool et al. 2019)."""
+    words = (round_number, node, counter_word(Purpose.DRAFT, sampler.choice, source))
+    scores = torch.from_numpy(q).log() + gumbel_range(sampler.seed, len(q), words, torch.device("cpu"))
+    tokens = _greatest(scores, min(width, int(np.count_nonzero(q))))
+    return [Proposal(token, float(q[token]), q, tuple(tokens[:i])) for i, token in enumerate(tokens)]
+
+
+def _greatest(scores: torch.Tensor, count: int) -> list[int]:
+    """Places of the ``count`` greatest scores, greatest first."""
+    return torch.topk(scores, count).indices.tolist()
+
+
+DRAWS: Final = {
+    Draws.ARGMAX: _most_probable,
+    Draws.INDEPENDENT: _independent,
+    Draws.WITHOUT_REPLACEMENT: _without_replacement,
+}
+"""(sampler, round number, distribution of a row, node, how many, which drafter) → proposals."""

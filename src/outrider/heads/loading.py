@@ -1,0 +1,46 @@
+"""Reads a trained head: from a folder in Outrider's own format or another project's, or one that comes along."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from outrider.errors import ModelError
+from outrider.heads.checkpoint import CONFIG, MARK, HeadCheckpoint, read_json, read_own
+from outrider.heads.formats.base import read_foreign
+from outrider.models.shipped import head_folder, shipped_heads
+
+
+def read_head(folder: str | Path) -> HeadCheckpoint:
+    """Read a head, whichever format it is in.
+
+    Args:
+        folder: where it lies, or the name of one that comes along.
+
+    Raises:
+        ModelError: there is none, or its files cannot be read; in one sentence.
+    """
+    place = head_folder(folder)
+    if not (place / CONFIG).is_file():
+        along = ", ".join(head.name for head in shipped_heads()) or "none"
+        raise ModelError(
+            f"there is no head {str(folder)!r}: no folder with a {CONFIG}; those that come along are: {along}"
+        )
+    told = read_json(place / CONFIG)
+    return read_own(place, told) if MARK in told else read_foreign(place, told)
+
+
+def kind_of(folder: str | Path) -> str | None:
+    """The kind of the head in a folder or of a name that comes along; None where there is none that can be read."""
+    config = head_folder(folder) / CONFIG
+    try:
+        told = read_json(config)
+        return str(told["kind"]) if MARK in told else _foreign_kind(str(config.parent), config.stat().st_mtime_ns)
+    except (ModelError, KeyError):
+        return None
+
+
+@lru_cache(maxsize=8)
+def _foreign_kind(folder: str, changed: int) -> str:
+    """The kind of a head in another project's format; choosing a method asks often, and reading takes all weights."""
+    return read_head(folder).kind

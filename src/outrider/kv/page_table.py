@@ -1,0 +1,76 @@
+"""The pages of one sequence, and the slots of its rows on them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from outrider.kv.prefix import PrefixNode
+from outrider.kv.state import Slots
+
+
+class PageTable:
+    """The pages of one sequence in one model's cache.
+
+    Args:
+        page_size: rows per page.
+        node: where the sequence's text begins in the prefix index; None shares nothing.
+        salt: what sets the sequence apart from others of the same text.
+    """
+
+    def __init__(self, page_size: int, node: PrefixNode | None = None, salt: str | None = None) -> None:
+        self._page_size, self.salt = page_size, salt
+        self.pages: list[int] = []
+        self.shared = 0
+        """How many pages, from the first, others may own as well: they are never written again."""
+        self.node = node
+        """The last shared page in the prefix index; None where nothing is shared any more."""
+        self.rows = 0
+        """Rows the pages can hold."""
+        self._slots: Slots = np.empty(0, dtype=np.int64)
+        self._gaps = 0
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the pages lie side by side, in order."""
+        return self._gaps == 0
+
+    def add(self, page: int) -> None:
+        """Append a page."""
+        first = self.rows
+        self.pages.append(page)
+        self._gaps += self._gap(len(self.pages) - 1)
+        self.rows = first + self._page_size
+        if len(self._slots) < self.rows:
+            grown = np.empty(max(2 * len(self._slots), self.rows), dtype=np.int64)
+            grown[:first] = self._slots[:first]
+            self._slots = grown
+        self._write(first, page)
+
+    def replace(self, place: int, page: int) -> None:
+        """Put another page that holds the same rows in one's place."""
+        self._gaps -= self._gap(place) + self._gap(place + 1)
+        self.pages[place] = page
+        self._gaps += self._gap(place) + self._gap(place + 1)
+        self._write(place * self._page_size, page)
+
+    def _write(self, first: int, page: int) -> None:
+        slot = page * self._page_size
+        self._slots[first : first + self._page_size] = np.arange(slot, slot + self._page_size)
+
+    def _gap(self, place: int) -> bool:
+        """Whether a page is not the neighbour of the one before it."""
+        return 0 < place < len(self.pages) and self.pages[place] != self.pages[place - 1] + 1
+
+    def slots(self, start: int, stop: int) -> Slots:
+        """Cache slots of rows start … stop − 1; a view.
+
+        Raises:
+            IndexError: the sequence has no page for some of them.
+        """
+        if stop > self.rows:
+            raise IndexError(f"rows {start} to {stop - 1} were asked for, but the pages hold {self.rows}")
+        return self._slots[start:stop]
+
+    def slot(self, row: int) -> int:
+        """Cache slot of one row."""
+        return self.pages[row // self._page_size] * self._page_size + row % self._page_size

@@ -1,0 +1,155 @@
+"""How a killed training resumes: its state on disk, and the check that it is the same training."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from outrider.errors import TrainingError
+from outrider.train.recipes.base import Recipe
+from outrider.train.saving import saving
+from outrider.train.settings import AUTO, Settings
+
+TRAINING: Final = "training"
+"""Folder, beside what is trained, of its state and its record."""
+STATE: Final = "state.pt"
+BEST: Final = "best.pt"
+FREE: Final = frozenset({"save_seconds", "patience", "judgements", "precision", "start_from"})
+"""Settings that may change when a training resumes, since they decide no step: when its state is saved, when it is
+evaluated and how soon it stops.  The precision is compared once chosen, the head to start from by its weights."""
+SHAPES: Final = "shapes of the weights"
+_OLDER: Final = {"head's shapes": SHAPES}
+"""Names that older states have for the same."""
+_WAYS: Final = {
+    "tokens": "the learning rate falls over all of them, so none can be added; go on from its weights with "
+    "--start-from {head} and another --output",
+    SHAPES: "go on with the same --vocabulary and sizes, or name another --output",
+}
+"""Ways out that are not to give the same again."""
+_SAME: Final = "go on with the same options, or choose another folder with --output"
+
+
+def save_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a state of tensors and plain values.
+
+    Raises:
+        TrainingError: the disk is full, or the folder cannot be written.
+    """
+    with saving(path) as file:
+        torch.save(dict(state), file)
+
+
+def load_state(path: Path) -> dict[str, Any] | None:
+    """Read a state back, or None where there is none.
+
+    Raises:
+        TrainingError: the file is damaged.
+    """
+    if not path.exists():
+        return None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict):
+            raise TypeError("it holds something else")
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)[:160]
+        raise TrainingError(f"{path} is damaged ({reason}); remove it to begin anew") from error
+    return state
+
+
+def load_best(folder: Path, evaluation: int, name: str, *, or_later: bool = False) -> Mapping[str, torch.Tensor]:
+    """The best weights so far.
+
+    Args:
+        folder: the training's.
+        evaluation: which evaluation they must be of.
+        name: their :func:`fingerprint`; empty where an older state did not say.
+        or_later: accept those of a later evaluation, since a training that resumes comes to it again.
+
+    Raises:
+        TrainingError: they are not there.
+    """
+    path = folder / BEST
+    if (kept := load_state(path)) is not None:
+        later = or_later and kept["judgement"] > evaluation
+        if later or (kept["judgement"] == evaluation and name in ("", fingerprint(kept["head"]))):
+            weights: Mapping[str, torch.Tensor] = kept["head"]
+            return weights
+    raise TrainingError(
+        f"{path} does not hold the best weights of the training in {STATE} beside it; put the right file back, "
+        f"or remove {folder} and train again"
+    )
+
+
+def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
+    """A hash of weights, which names them."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        digest.update(name.encode())
+        digest.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def identity(recipe: Recipe, settings: Settings, facts: Mapping[str, object]) -> dict[str, object]:
+    """What decides the weights of a training.
+
+    Args:
+        recipe: what is trained.
+        settings: of the loop.
+        facts: what else decides.
+    """
+    options = dataclasses.asdict(settings) | dataclasses.asdict(recipe)  # type: ignore[call-overload]
+    return {name: value for name, value in options.items() if name not in FREE} | {"recipe": recipe.method, **facts}
+
+
+def check_identity(
+    folder: Path, before: Mapping[str, Any], now: Mapping[str, object], recipe: Recipe, *, whole: bool = True
+) -> None:
+    """Refuse to resume a training that began under other options.
+
+    Args:
+        folder: the training's.
+        before: what the state was written under.  What it does not name is older than the option: that stood at its
+            default, and whatever is no option is as it is now.
+        now: see :func:`identity`.
+        recipe: what is trained.
+        whole: whether ``now`` names everything that decides; otherwise only what it names is compared.
+
+    Raises:
+        TrainingError: naming the first that differs.
+    """
+    older = {_OLDER.get(name, name): value for name, value in before.items() if name not in FREE}
+    known = dict(now) | {name: value for name, value in _defaults(recipe).items() if name in now} | older
+    for name in sorted(known.keys() | now.keys() if whole else now.keys()):
+        if known.get(name) != now.get(name):
+            ways = _WAYS if recipe.product.starts_from_heads else {}
+            way = ways.get(name, _SAME).format(head=folder.parent)
+            raise TrainingError(_difference(folder, name, known.get(name), now.get(name), way, _defaults(recipe)))
+
+
+def check_precision(folder: Path, before: str, wanted: str) -> None:
+    """Refuse to resume in another precision than was chosen; an automatic choice takes what is there.
+
+    Raises:
+        TrainingError: naming both.
+    """
+    if before and wanted not in (AUTO, before):
+        raise TrainingError(_difference(folder, "precision", before, wanted, _SAME, {"precision"}))
+
+
+def _difference(folder: Path, name: str, before: object, now: object, way: str, options: Collection[str]) -> str:
+    if isinstance(before, Mapping) or isinstance(now, Mapping):
+        return f"{folder} holds a training with other {name}; {way}"
+    option = f"--{name.replace('_', '-')}" if name in options else f"{name} ="
+    return f"{folder} holds a training with {option} {before}, not {now}; {way}"
+
+
+def _defaults(recipe: Recipe) -> dict[str, object]:
+    """Default of every option of a training."""
+    kinds: tuple[Any, ...] = (Settings, recipe)
+    return {item.name: item.default for kind in kinds for item in dataclasses.fields(kind)}

@@ -1,0 +1,135 @@
+"""Distillation of a small decoder: its loss, its acceptance and what is written of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from outrider.config import Speculation
+from outrider.heads.checkpoint import TargetFacts
+from outrider.train.features.batches import Batch, shifted
+from outrider.train.features.teacher import Teacher
+from outrider.train.features.vocabulary import places
+from outrider.train.objectives.base import Objective
+from outrider.train.products import UNTRAINED
+from outrider.train.recipes._small_decoder import SmallDecoder
+from outrider.train.recipes.base import LossReport
+
+_MADE: Final = "made.json"
+
+
+class DraftModelProduct:
+    """A model in transformers' own format: both backends, and other engines, load it like any other."""
+
+    shows_untrained = True
+    starts_from_heads = False
+
+    def place(self, output: Path, index: int) -> Path:
+        """See :class:`outrider.train.products.Product`."""
+        return output
+
+    def write(self, folder: Path, network: SmallDecoder, target: TargetFacts, told: Mapping[str, Any]) -> None:
+        """See :class:`outrider.train.products.Product`."""
+        network.write(folder)
+        made = {"target": dataclasses.asdict(target), "cut": dataclasses.asdict(network.cut), "training": dict(told)}
+        (folder / _MADE).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+
+    def arms(self, method: str, output: Path) -> dict[str, Speculation]:
+        """See :class:`outrider.train.products.Product`."""
+        return {
+            f"{method}, {UNTRAINED}": Speculation(method).drafting_with(output / UNTRAINED, "the draft model"),
+            method: Speculation(method).drafting_with(output, "the draft model"),
+        }
+
+
+class Columns(NamedTuple):
+    """The tokens that the loss of one batch looks at."""
+
+    ids: torch.Tensor | None
+    """int64 [v + drawn]: the reduced vocabulary, then tokens drawn beside it; None is the whole vocabulary."""
+    added: torch.Tensor | float
+    """fp32 [v + drawn], what is added to the logits of each, so that a drawn token stands for as many as were not."""
+
+
+def columns(vocabulary: torch.Tensor | None, batch: Batch, teacher: Teacher, others: int) -> Columns:
+    """The reduced vocabulary and some tokens beside it, other ones for each batch.
+
+    Tokens that no loss ever looks at may rise unseen until they are drafted.  So the sum over them is estimated from a
+    sample (Bengio and Senécal, "Adaptive importance sampling", 2008), here one that favours no token.
+
+    Args:
+        vocabulary: int64 [v], ascending; None is the whole.
+        batch: has the dice.
+        teacher: knows how many tokens there are.
+        others: how many are drawn.
+    """
+    if vocabulary is None:
+        return Columns(None, 0.0)
+    beside = torch.ones(teacher.vocabulary, dtype=torch.bool)
+    beside[vocabulary.cpu()] = False
+    left = beside.nonzero().squeeze(1)
+    drawn = left[torch.randperm(len(left), generator=batch.generator())[:others]].to(vocabulary.device)
+    added = torch.zeros(len(vocabulary) + len(drawn), device=vocabulary.device)
+    added[len(vocabulary) :] = math.log(len(left) / max(1, len(drawn)))
+    return Columns(torch.cat((vocabulary, drawn)), added)
+
+
+def distillation_loss(
+    head: SmallDecoder,
+    batch: Batch,
+    teacher: Teacher,
+    objective: Objective,
+    others: int,
+    weights: torch.Tensor | None = None,
+) -> LossReport:
+    """The mean of an objective over every row of an answer.
+
+    With a reduced vocabulary both distributions are those over :func:`columns`, and where an objective reads the text's
+    own token, the rows whose next token is not in the vocabulary are left out.
+
+    Args:
+        head: the decoder.
+        batch: the texts.
+        teacher: the target's own opinion.
+        objective: what to make small.
+        others: tokens drawn beside a reduced vocabulary.
+        weights: fp32 [B, T], how much each row counts; None is all alike.
+    """
+    x, known = places(head.ids, batch.following(1))
+    counted = batch.mask & known if objective.reads_tokens else batch.mask
+    shares = torch.ones_like(batch.mask, dtype=torch.float32) if weights is None else weights
+    counted = counted & (shares > 0)
+    if not counted.any():
+        return LossReport(batch.final.new_zeros(()), 0.0)
+    ids, added = columns(head.ids, batch, teacher, others)
+    z = teacher.read(head(teacher.embed(batch.tokens))[counted], ids) + added
+    p = torch.softmax(teacher.logits(batch.final[counted], ids) + added, -1) if objective.reads_teacher else z[:0]
+    losses, shares = objective(z, p, x[counted]), shares[counted]
+    weight = float(shares.sum())
+    return LossReport((losses * shares).sum() / weight, weight)
+
+
+@torch.no_grad()
+def chain_guesses(head: SmallDecoder, batch: Batch, teacher: Teacher, depths: int) -> torch.Tensor:
+    """What the decoder would draft at every start, under the text's own tokens: int64 [depths, B, T].
+
+    The whole vocabulary is asked, as when it drafts.
+    """
+    guesses = torch.full_like(batch.tokens, -1)
+    guesses[batch.mask] = teacher.best(head(teacher.embed(batch.tokens))[batch.mask])
+    return torch.stack([shifted(guesses, depth + 1) for depth in range(depths)])
+
+
+@torch.no_grad()
+def agrees_with_target(head: SmallDecoder, batch: Batch, teacher: Teacher) -> torch.Tensor:
+    """Whether the decoder's most probable next token is the target's, among the tokens of the loss: bool [B, T]."""
+    agrees = torch.zeros_like(batch.mask)
+    guessed = teacher.logits(head(teacher.embed(batch.tokens))[batch.mask], head.ids).argmax(-1)
+    agrees[batch.mask] = guessed == teacher.logits(batch.final[batch.mask], head.ids).argmax(-1)
+    return agrees
