@@ -29,6 +29,15 @@ Loader = Callable[[str], tuple[TargetModel, Tokenizer | None]]
 """Loads a draft model by name."""
 
 
+def no_drafts(path: str) -> tuple[TargetModel, Tokenizer | None]:
+    """Load nothing, where no draft model is known.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError(f"there is no draft model {path!r} in memory")
+
+
 @dataclass(frozen=True, eq=False)
 class Assembled:
     """An engine, and what it was made of."""
@@ -98,7 +107,7 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
     verifier: Verifier,
     pool: KVPool,
     *,
-    load: Loader,
+    load: Loader = no_drafts,
     heads: Mapping[str, HeadCheckpoint] | None = None,
     scheduler: SchedulerConfig | None = None,
     ids_alone: bool = False,
