@@ -78,6 +78,10 @@ class Models:
     drafts: Mapping[str, TargetModel]
     heads: Mapping[str, HeadCheckpoint] = field(default_factory=dict)
 
+    def load(self, path: str) -> tuple[TargetModel, Tokenizer]:
+        """A draft model; it shares the target's tokenizer."""
+        return self.drafts[path], self.tokenizer
+
     def engine(self, arm: Arm, rows: int = 0) -> LLM:
         """A fresh engine for one method; weights are not copied.
 
