@@ -77,7 +77,6 @@ A module belongs to the longest name that it begins with.
 _OUTSIDE = {"outrider", "outrider.__main__"}
 """The package's face and its command, which name everything and are named by nothing."""
 NOT_YET = {
-    ("bench.session", "cli.options"),
     ("completion", "notebook"),
     ("notebook", "completion"),
 }
