@@ -201,9 +201,9 @@ class LLM:
     async def agenerate(
         self, prompts: Prompt | Iterable[Prompt], params: Params | Iterable[Params] | None = None, **options: Any
     ) -> list[Completion]:
-        """The same for an event loop; cancelling the coroutine cancels the requests.
+        """Complete prompts without blocking the event loop; cancelling the coroutine cancels the requests.
 
-        See :meth:`generate` for arguments and errors.
+        Arguments, result and errors are those of :meth:`generate`.
         """
         return await self._driver.acomplete(self._reader.prompts(prompts, params, options))
 
@@ -225,9 +225,12 @@ class LLM:
         return Stream(self._driver, self._driver.submit([self._reader.prompt(prompt, params, options)]))
 
     def astream(self, prompt: Prompt, params: Params | None = None, **options: Any) -> AsyncStream:
-        """The same for an event loop; dropping the iterator cancels the request.
+        """Complete one prompt piece by piece without blocking the event loop; leaving its loop cancels the request.
 
-        See :meth:`stream` for arguments and errors; a prompt that is too long is told where the first chunk is awaited.
+        Arguments and errors are those of :meth:`stream`; a prompt that is too long is refused at the first chunk.
+
+        Returns:
+            An asynchronous iterator over chunks, whose request goes on whether or not it is read.
         """
         return AsyncStream(self._driver, self._driver.post([self._reader.prompt(prompt, params, options)]))
 
@@ -313,7 +316,9 @@ class LLM:
         stream: bool = False,
         **options: Any,
     ) -> Any:
-        """The same for an event loop; see :meth:`chat` for arguments and errors.
+        """Answer a conversation, or several, without blocking the event loop.
+
+        Arguments and errors are those of :meth:`chat`.
 
         Returns:
             A completion; a list of them for several conversations; with ``stream`` an :class:`AsyncStream`.

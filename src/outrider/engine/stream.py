@@ -45,9 +45,10 @@ class Stream(Iterator[Chunk]):
 
 
 class AsyncStream(AsyncIterator[Chunk]):
-    """The same for an event loop, which goes on while a piece is awaited.
+    """The pieces of a prompt's outputs as they come, for an event loop.
 
-    Closing it early, leaving an ``async with`` block, or dropping it cancels the request and gives back its pages.
+    Decoding goes on between two pieces, and what is not read yet is kept.  Closing it early, leaving an ``async with``
+    block, or dropping it cancels the request and gives back its pages.
     """
 
     def __init__(self, driver: Driver, call: Call) -> None:
