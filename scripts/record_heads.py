@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from outrider.heads.checkpoint import CONFIG
 from outrider.models.identity import identify
 from outrider.models.loading import find
-from outrider.models.shipped import MEASURED, TARGET, Measurement
+from outrider.models.shipped_heads import MEASURED, TARGET, Measurement
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 HEADS: Final = ROOT / "assets" / "heads"

@@ -16,7 +16,7 @@ from typing import Final
 
 import outrider
 from outrider.kernels.native import cpu, missing
-from outrider.models.shipped import shipped_heads
+from outrider.models.shipped_heads import shipped_heads
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 COMMANDS: Final = (["--help"], ["info"])

@@ -42,9 +42,8 @@ def judge(
     Returns:
         How many are "equal", "allowed" to differ, and "wrong".
     """
-    position = noise.positions[0]
-    assert set(noise.positions) == {position}
-    drawn = gumbel_range(noise.seed, logits.shape[1], choice_words(position, noise.choice), torch.device("cpu")).float()
+    ((seed, position, choice),) = set(zip(*noise, strict=True))
+    drawn = gumbel_range(seed, logits.shape[1], choice_words(position, choice), torch.device("cpu")).float()
     scaled = logits / temperature
     perturbed = scaled + drawn
     found: Counter[str] = Counter()
@@ -95,6 +94,6 @@ def cases(vocabularies: tuple[int, ...], group: int) -> Iterator[tuple[torch.Ten
     while True:
         for truncation in TRUNCATIONS:
             logits = rows(group, vocabularies[case % len(vocabularies)], case)
-            noise = ChoiceNoise((0x9E3779B97F4A7C15 * (case + 1)) % 2**64, [case * 17] * group, case % 3)
+            noise = ChoiceNoise.of((0x9E3779B97F4A7C15 * (case + 1)) % 2**64, [case * 17] * group, case % 3)
             yield logits, TEMPERATURES[case // 7 % len(TEMPERATURES)], truncation, noise
             case += 1

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig
 
 from outrider.models.hf.model import ATTENTION, HFModel
 from outrider.models.native.model import NativeModel
-from outrider.models.native.weights import Quantization, RequantizedWeights, TensorWeights
+from outrider.models.native.packed_weights import Quantization, RequantizedWeights, TensorWeights
 
 VOCABULARY = 64
 Module = TypeVar("Module", bound=torch.nn.Module)

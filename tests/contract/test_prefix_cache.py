@@ -24,7 +24,7 @@ from outrider.drafters.base import Needs
 from outrider.engine.request import Request, TokenLogprob
 from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError
-from outrider.kv.prefix import PrefixIndex
+from outrider.kv.prefix import PrefixIndex, PrefixNode
 from outrider.models.base import TargetOutput
 from outrider.models.hf.model import HFModel
 from outrider.models.native.model import NativeModel
@@ -538,9 +538,12 @@ def test_a_prompt_that_finds_no_room_is_not_looked_up_every_round(monkeypatch: p
     llm.engine.submit(LONG, SamplingParams(max_tokens=30))
     looked: list[int] = []
     match = PrefixIndex.match
-    monkeypatch.setattr(
-        PrefixIndex, "match", lambda self, tokens, rows: (looked.append(rows), match(self, tokens, rows))[1]
-    )
+
+    def noted(self: PrefixIndex, tokens: Any, rows: int, salt: str | None) -> list[PrefixNode]:
+        looked.append(rows)
+        return match(self, tokens, rows, salt)
+
+    monkeypatch.setattr(PrefixIndex, "match", noted)
     llm.engine.step()
     looked.clear()
     late = llm.engine.submit(list(reversed(LONG)), GREEDY)

@@ -22,7 +22,7 @@ from outrider.errors import ModelError
 from outrider.kernels.native import cpu, missing
 from outrider.kv.pool import KVPool
 from outrider.models.backends import LoadOptions, load_model
-from outrider.models.native.plan import FAMILIES
+from outrider.models.native.decoder_plan import FAMILIES
 from outrider.tree import SequenceRows, TreeBatch
 
 pytestmark = [

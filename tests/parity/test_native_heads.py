@@ -325,7 +325,7 @@ def test_a_block_sees_itself_and_a_context_whose_keys_were_given() -> None:
     expected = head(rows[None], batch.positions[None], attends, lambda final: final)
     for found, due in ((answers, expected.hidden), (logits, expected.logits)):
         assert float((found - due[0, 0]).abs().max()) < 0.005 * float(due.std())
-    apart = made.forward(rows, None, batch_of(ours, replace(block, together=False)), ours)[0]
+    apart = made.forward(rows, None, batch_of(ours, block._replace(together=False)), ours)[0]
     assert float((apart - answers)[:3].abs().max()) > 0.05 * float(answers.std()), "negative control"
 
 

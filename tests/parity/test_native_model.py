@@ -19,9 +19,9 @@ from outrider.kv.pool import KVPool, PagedCache
 from outrider.models.base import TargetOutput
 from outrider.models.hf.blueprint import blueprint
 from outrider.models.hf.model import ATTENTION, HFModel
+from outrider.models.native.decoder_plan import FAMILIES, reason_against
 from outrider.models.native.model import NativeModel
-from outrider.models.native.plan import FAMILIES, reason_against
-from outrider.models.native.weights import Quantization, RequantizedWeights, TensorWeights
+from outrider.models.native.packed_weights import Quantization, RequantizedWeights, TensorWeights
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder, root_only
 
 pytestmark = pytest.mark.skipif(cpu is None, reason=f"{missing}")

@@ -19,7 +19,7 @@ from outrider.models.backends import LoadOptions, load_model
 from outrider.models.base import TargetModel
 from outrider.models.files.tokenizer import Tokenizer
 from outrider.models.loading import find
-from outrider.models.shipped import shipped_heads
+from outrider.models.shipped_heads import shipped_heads
 from outrider.options import Role, roles_of
 from outrider.tree import SequenceRows, TreeBatch
 from outrider.verify import registered

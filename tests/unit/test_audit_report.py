@@ -14,7 +14,7 @@ from rich.console import Console
 from outrider.audit.faults import IN_FREQUENCIES, IN_LAWS, IN_PREFIXES, IN_SITUATIONS, IN_TEXTS
 from outrider.audit.progress import watching
 from outrider.audit.report import CheckResult, FaultResult, Proof, Remedy, Report
-from outrider.cli import BAD_INPUT
+from outrider.cli.commands import BAD_INPUT
 
 GOOD, BAD = CheckResult("a", True, "fine"), CheckResult("b", False, "text 1 differs")
 BLIND = CheckResult("c", True, "nothing met", remedy=Remedy(advice="bring more prompts"))

@@ -40,7 +40,7 @@ def test_every_instruction_set_gives_the_references_tokens(
     kernels: str, vocabulary: int, width: int, noisy: bool
 ) -> None:
     logits = 3 * torch.randn(3, vocabulary + 5, generator=torch.Generator().manual_seed(width))
-    noise = ChoiceNoise(2**63 + 12345, [0, 7, 2**31], 2) if noisy else None
+    noise = ChoiceNoise.of(2**63 + 12345, [0, 7, 2**31], 2) if noisy else None
     temperature = 0.7 if noisy else 1.0
     found = best_scores(logits, vocabulary, temperature, noise, width)
     assert_same(found, reference(logits, vocabulary, temperature, noise, width))
@@ -48,7 +48,7 @@ def test_every_instruction_set_gives_the_references_tokens(
 
 def test_flat_rows_read_every_word_right(kernels: str) -> None:
     """With all logits equal the noise alone decides, so every one of the winners' words must be right."""
-    noise = ChoiceNoise(99, list(range(40)), 0)
+    noise = ChoiceNoise.of(99, list(range(40)), 0)
     logits = torch.zeros(40, 4096)
     found, expected = (f(logits, 4096, 1.0, noise, 64) for f in (best_scores, reference))
     assert torch.equal(found[0], expected[0])
@@ -69,7 +69,7 @@ def test_tokens_are_the_references(
 ) -> None:
     logits = spread * torch.randn(2, vocabulary, generator=torch.Generator().manual_seed(seed % 1000))
     logits[0, ::3] = -torch.inf if vocabulary > 3 else 0.0
-    noise = ChoiceNoise(seed, [position, (position + 1) % 2**32], choice)
+    noise = ChoiceNoise.of(seed, [position, (position + 1) % 2**32], choice)
     assert_same(
         best_scores(logits, vocabulary, temperature, noise, 4), reference(logits, vocabulary, temperature, noise, 4)
     )
@@ -91,7 +91,7 @@ def test_what_is_no_number_is_refused(kernels: str, poison: float) -> None:
         best_scores(logits, 100, 1.0, None, 1)
     logits[1] = -torch.inf
     with pytest.raises(RequestError, match="no token is left"):
-        best_scores(logits, 100, 1.0, ChoiceNoise(1, [0, 1], 0), 1)
+        best_scores(logits, 100, 1.0, ChoiceNoise.of(1, [0, 1], 0), 1)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**64 - 1, 0x0123456789ABCDEF])
@@ -154,12 +154,27 @@ def test_equal_logits_are_cut_by_id(kernels: str, count: int) -> None:
     assert len(survivors(row, 0.7, Truncation(top_k=count // 2, top_p=0.5))) == (count // 2 + 1) // 2
 
 
+def _joined(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.cat([ids for ids, _ in parts]), torch.cat([scores for _, scores in parts])
+
+
+def test_rows_are_picked_and_named_one_by_one(kernels: str) -> None:
+    logits, noise = rows(5, 900, 1), ChoiceNoise([1, 2, 3, 4], [5, 5, 6, 7], [0, 0, 1, 2])
+    chosen = [3, 0, 3, 4]
+    found = best_scores(logits, 800, 0.7, noise, 4, rows=chosen)
+    assert_same(found, reference(logits[chosen], 800, 0.7, noise, 4))
+    with pytest.raises(IndexError):
+        best_scores(logits, 800, 0.7, noise, 4, rows=[0, 1, 2, 5])
+    with pytest.raises(ValueError, match="seed"):
+        best_scores(logits, 800, 0.7, noise, 4, rows=[0, 1])
+
+
 @pytest.mark.parametrize("truncation", TRUNCATIONS, ids=str)
 def test_bits_depend_on_the_row_alone(truncation: Truncation) -> None:
     """Not on the instruction set, on the rows beside it, or on the number of threads."""
     for case in range(6):
         logits = rows(5, (3001, 20_000)[case % 2], case)
-        noise = ChoiceNoise(case, [case, 3, 3, 9, 2**31], 0)
+        noise = ChoiceNoise([case, 5, 5, case, 2**63 + 1], [case, 3, 3, 9, 2**31], [0, 1, 2, 0, 7])
         for width in (1, 16):
             ask = logits, logits.shape[1], 0.8, noise, width, truncation
             found = []
@@ -172,13 +187,14 @@ def test_bits_depend_on_the_row_alone(truncation: Truncation) -> None:
             finally:
                 cpu.select_kernels(None)
                 cpu.set_threads(physical_cores())
+            each = [ChoiceNoise.of(seed, [position], choice) for seed, position, choice in zip(*noise, strict=True)]
             alone = [
-                best_scores(
-                    logits[i : i + 1], logits.shape[1], 0.8, ChoiceNoise(case, [position], 0), width, truncation
-                )
-                for i, position in enumerate(noise.positions)
+                best_scores(logits[i : i + 1], logits.shape[1], 0.8, own, width, truncation)
+                for i, own in enumerate(each)
             ]
-            found.append((torch.cat([ids for ids, _ in alone]), torch.cat([scores for _, scores in alone])))
+            picked = [best_scores(*ask[:3], own, width, truncation, [i]) for i, own in enumerate(each)]
+            assert all(map(torch.equal, *map(_joined, (alone, picked))))
+            found.append(_joined(alone))
             for ids, scores in found[1:]:
                 assert torch.equal(ids, found[0][0])
                 assert torch.equal(scores, found[0][1])
@@ -189,7 +205,7 @@ def test_truncated_scores_are_the_references(kernels: str, truncation: Truncatio
     """More than survive may be asked for, and more than the kernels hold."""
     for case, width in enumerate((1, 4, 16, 200, 1500)):
         logits = rows(2, 2000, case)
-        ask = logits, 2000, 0.9, ChoiceNoise(case, [5, 5], 1), width, truncation
+        ask = logits, 2000, 0.9, ChoiceNoise.of(case, [5, 5], 1), width, truncation
         (ids, scores), (expected_ids, expected) = best_scores(*ask), reference(*ask)
         assert torch.equal(ids < 0, expected_ids < 0)
         torch.testing.assert_close(scores, expected, rtol=0, atol=8e-6)
@@ -204,7 +220,7 @@ def test_truncated_rows_that_are_no_numbers_are_refused(kernels: str, truncation
     with pytest.raises(NumericsError, match="NaN or infinity"):
         survivors(row, 1.0, truncation)
     with pytest.raises(NumericsError, match="NaN or infinity"):
-        best_scores(row.unsqueeze(0), 100, 1.0, ChoiceNoise(1, [0], 0), 1, truncation)
+        best_scores(row.unsqueeze(0), 100, 1.0, ChoiceNoise.of(1, [0], 0), 1, truncation)
     with pytest.raises(RequestError, match="no token is left"):
         survivors(torch.full((100,), -torch.inf), 1.0, truncation)
 
@@ -213,6 +229,6 @@ def test_logits_too_large_for_the_temperature_are_refused(kernels: str) -> None:
     logits = torch.full((1, 10), 30.0)
     for temperature in (1e-38, 1e-60):
         with pytest.raises(NumericsError, match="NaN or infinity"):
-            best_scores(logits, 10, temperature, ChoiceNoise(1, [0], 0), 1)
+            best_scores(logits, 10, temperature, ChoiceNoise.of(1, [0], 0), 1)
         with pytest.raises(NumericsError, match="NaN or infinity"):
             survivors(logits[0], temperature, Truncation(top_k=3))

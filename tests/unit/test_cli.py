@@ -16,7 +16,8 @@ import pytest
 from command_line import run
 from tiny_folder import make_folder
 
-from outrider.cli import COMMANDS, GROUPS, TAKES_DASH, _app, _prepared, failures, main
+from outrider.cli import _app, _prepared, failures, main
+from outrider.cli.commands import COMMANDS, GROUPS, TAKES_DASH
 from outrider.cli.method_options import spellings
 from outrider.cli.options import METHOD, MethodFlags, ModelFlags, SpeculationFlags, all_options, options_of
 from outrider.cli.sampling import CompletionFlags

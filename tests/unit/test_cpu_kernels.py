@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from outrider.kernels.native import cpu, missing, physical_cores
 from outrider.models.files.dequantize import TENSOR_KINDS, Job, dequantize
-from outrider.models.native.weights import StoredMatrix, quantized
+from outrider.models.native.packed_weights import StoredMatrix, quantized
 
 pytestmark = pytest.mark.skipif(cpu is None, reason=f"{missing}")
 

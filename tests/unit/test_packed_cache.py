@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from outrider.kernels.native import cpu, missing
 from outrider.models.native import packed_cache
-from outrider.models.native import weights as native_weights
+from outrider.models.native import packed_weights as native_weights
 from outrider.models.native.packed_cache import PackedEntry
-from outrider.models.native.weights import StoredMatrix, pack_all
+from outrider.models.native.packed_weights import StoredMatrix, pack_all
 
 pytestmark = pytest.mark.skipif(cpu is None, reason=f"{missing}")
 

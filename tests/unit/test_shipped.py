@@ -18,10 +18,18 @@ from gguf_files import TinyFile
 from outrider.drafters.base import automatic_config
 from outrider.errors import ModelError
 from outrider.heads.loading import kind_of, read_head
-from outrider.models import shipped
+from outrider.models import shipped_heads as shipped
 from outrider.models.identity import identify
 from outrider.models.loading import heads_beside
-from outrider.models.shipped import MEASURED, TARGET, WORKLOADS, Measurement, ShippedHead, head_folder, shipped_heads
+from outrider.models.shipped_heads import (
+    MEASURED,
+    TARGET,
+    WORKLOADS,
+    Measurement,
+    ShippedHead,
+    head_folder,
+    shipped_heads,
+)
 from outrider.options import drafters_named
 
 ROOT = Path(__file__).parents[2]

@@ -121,7 +121,7 @@ def _time_sampling(repeat: int, advance: Callable[[], None]) -> list[dict[str, A
         seconds: dict[str, list[float]] = {name: [] for name, _, _ in SAMPLING}
         for position in range(_ROWS_A_SAMPLE * repeat):
             for name, noisy, truncation in SAMPLING:
-                noise = ChoiceNoise(1, [position], 0) if noisy else None
+                noise = ChoiceNoise.of(1, [position], 0) if noisy else None
                 ask = row, VOCABULARY, 0.8 if noisy else 1.0, noise, 1, truncation
                 seconds[name].append(_seconds(lambda ask=ask: best_scores(*ask)))  # type: ignore[misc]
         result += [

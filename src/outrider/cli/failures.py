@@ -23,7 +23,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from outrider.cli import BAD_INPUT, BROKEN_PIPE, COMMANDS, GROUPS, INTERRUPTED, JSON_TO_FILES, PROMPTED
+from outrider.cli.commands import BAD_INPUT, BROKEN_PIPE, COMMANDS, GROUPS, INTERRUPTED, JSON_TO_FILES, PROMPTED
 from outrider.errors import OutriderError
 
 USAGE: str = "UsageError"

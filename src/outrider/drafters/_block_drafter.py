@@ -19,7 +19,16 @@ import torch
 from outrider.control.price import RowPrice
 from outrider.drafters._growth import Failures
 from outrider.drafters._trained import ChainOptions, built_head, head_pages
-from outrider.drafters.base import Committed, DraftContext, DraftSequence, Needs, Outcome, Workbench
+from outrider.drafters.base import (
+    Committed,
+    DraftContext,
+    DraftSequence,
+    Frontier,
+    Needs,
+    Outcome,
+    Proposal,
+    Workbench,
+)
 from outrider.heads.native import block_runner
 from outrider.heads.runner import BlockRunner, DraftedBlock
 from outrider.kv.pool import PagedCache
@@ -108,12 +117,16 @@ class BlockDrafter:
                 previous = torch.tensor([builder.tokens[-1] for builder in builders], device=self._runner.device)
                 chances = block.confidence(slot, previous).tolist()
                 live = [p for p in live if self._goes_on(context.sequences[ready[p]], builders[p], chances[p])]
-                logits = block.logits(slot, previous) if live else previous
+                if not live:
+                    break
+                logits = block.logits(slot, previous)
             except Exception as error:  # noqa: BLE001 - see Failures
                 for place in live:
                     self._failures.note(context.sequences[ready[place]].key, error)
                 break
-            live = [p for p in live if self._add(context, ready[p], builders[p], logits[p : p + 1], chances[p])]
+            frontiers = [_last_node(context.sequences[ready[p]].key, builders[p], p) for p in live]
+            picked = zip(live, frontiers, context.pick_all(logits, frontiers), strict=True)
+            live = [p for p, one, drawn in picked if self._add(one, builders[p], drawn, chances[p])]
             if not live:
                 break
         return builders
@@ -126,18 +139,15 @@ class BlockDrafter:
         return price.worth(builder.survival, chance * builder.survival[-1])
 
     def _add(
-        self, context: DraftContext, index: int, builder: TreeBuilder, logits: torch.Tensor, chance: float
+        self, frontier: Frontier, builder: TreeBuilder, picked: list[list[Proposal]] | Exception, chance: float
     ) -> bool:
-        """Draw one sequence's next token; False where there is none to draw."""
-        node = len(builder) - 1
-        try:
-            (picked,) = context.pick(index, logits, [builder.paths[-1]], [node], 1)
-        except Exception as error:  # noqa: BLE001 - see Failures
-            self._failures.note(context.sequences[index].key, error)
+        """Hang one sequence's next token; False where there is none."""
+        if isinstance(picked, Exception):
+            self._failures.note(frontier.key, picked)
             return False
-        for proposal in picked:
-            builder.add(node, proposal.token, survival=chance, q=proposal.q, removed=proposal.removed)
-        return bool(picked)
+        for proposal in picked[0]:
+            builder.add(frontier.nodes[0], proposal.token, survival=chance, q=proposal.q, removed=proposal.removed)
+        return bool(picked[0])
 
     def pause(self, key: str) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
@@ -152,6 +162,10 @@ class BlockDrafter:
         """Draft no more for a request; what it met stays, to be told."""
         self._known.pop(key, None)
         self._cache.release(key)
+
+
+def _last_node(key: str, builder: TreeBuilder, row: int) -> Frontier:
+    return Frontier(key, [row], [builder.paths[-1]], [len(builder) - 1], width=1)
 
 
 _ROUND_COST: Final = 1.2

@@ -19,7 +19,7 @@ from typing import overload
 
 import torch
 
-from outrider.drafters._growth import Failures, Growth, TreeShape
+from outrider.drafters._growth import Failures, Growth, TreeShape, grow_level, node_rows
 from outrider.drafters._trained import TreeOptions, built_head, head_pages
 from outrider.drafters.base import Committed, DraftContext, DraftSequence, Needs, Outcome, Workbench
 from outrider.heads.native import feature_runner
@@ -245,19 +245,13 @@ class FeatureDrafter:
             for growth in active:
                 growth.fail(error)
             return {}
-        nodes = [min(one.rows, len(one.tree or ())) for one in rows]
-        found = {}
-        for growth, one, count, part, own in zip(
-            active,
-            rows,
-            nodes,
-            torch.split(logits, nodes),
-            torch.split(answers, [one.rows for one in rows]),
-            strict=True,
-        ):
-            found[growth.sequence.key] = own[one.rows - count :]
-            growth.grow(context, part)
-        return found
+        nodes = node_rows(rows)
+        grow_level(context, active, logits, nodes)
+        own = torch.split(answers, [one.rows for one in rows])
+        return {
+            growth.sequence.key: part[len(part) - len(drafted) :]
+            for growth, part, drafted in zip(active, own, nodes, strict=True)
+        }
 
 
 def feature_drafter(bench: Workbench, options: TreeOptions, shape: TreeShape) -> FeatureDrafter:

@@ -10,12 +10,13 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import torch
 
 from outrider.control.price import RowPrice
-from outrider.drafters.base import DraftContext, DraftSequence
+from outrider.drafters.base import DraftContext, DraftSequence, Frontier, Proposal
 from outrider.tree import SequenceRows, TokenTree, TreeBuilder
 
 Ranks = tuple[int, ...]
@@ -178,6 +179,8 @@ class Growth:
         self._shape, self._nodes, self._depth = shape, nodes, depth
         self._price = sequence.price or price
         self._level = 0
+        self._widths: list[int] = []
+        """Most children of each node of the frontier."""
 
     @property
     def room(self) -> bool:
@@ -199,30 +202,32 @@ class Growth:
         """End the tree where it stands."""
         self.frontier, self.error = [], error
 
-    def grow(self, context: DraftContext, logits: torch.Tensor, source: int = 0) -> None:
-        """Hang a level of proposals below the frontier; whatever fails, what was drawn stands.
+    def begin_level(self, rows: Sequence[int], causal: bool) -> Frontier:
+        """Count all nodes as computed, and ask for a level of proposals.
 
         Args:
-            context: turns logits into proposals.
-            logits: float [nodes computed by the last pass, vocabulary].
-            source: which drafter of a merged tree this is.
+            rows: row of the logits for each node that was not computed before.
+            causal: whether the tree's shape must not depend on what was drawn.
         """
+        self.first, self.computed = self.computed, len(self._builder)
+        self._level += 1
+        self._widths = [self._shape.width(self._ranks[node], causal) for node in self.frontier]
+        paths = [self._builder.paths[node] for node in self.frontier]
+        asked = [rows[node - self.first] for node in self.frontier]
+        return Frontier(self.sequence.key, asked, paths, self.frontier, max(self._widths))
+
+    def hang(self, picked: list[list[Proposal]] | Exception, causal: bool, source: int) -> None:
+        """Hang a level of proposals below the frontier; whatever fails, what was drawn stands."""
         try:
-            self._hang(context, logits, source)
+            if isinstance(picked, Exception):
+                raise picked
+            self._hang(picked, causal, source)
         except Exception as error:  # noqa: BLE001 - see Failures
             self.fail(error)
 
-    def _hang(self, context: DraftContext, logits: torch.Tensor, source: int) -> None:
-        first, builder = self.computed, self._builder
-        self.first, self.computed = first, len(builder)
-        self._level += 1
-        causal = context.causal
-        widths = [self._shape.width(self._ranks[node], causal) for node in self.frontier]
-        rows = logits if len(logits) == len(self.frontier) else logits[[node - first for node in self.frontier]]
-        paths = [builder.paths[node] for node in self.frontier]
-        picked = context.pick(self.index, rows, paths, self.frontier, max(widths), source)
-        level = set()
-        for node, width, proposals in zip(self.frontier, widths, picked, strict=True):
+    def _hang(self, picked: list[list[Proposal]], causal: bool, source: int) -> None:
+        builder, level = self._builder, set()
+        for node, width, proposals in zip(self.frontier, self._widths, picked, strict=True):
             for rank, (token, probability, q, removed) in enumerate(proposals[:width]):
                 if causal and len(builder) >= self._nodes:
                     break
@@ -258,3 +263,30 @@ class Growth:
                 break
             rows.append(node)
         return rows
+
+
+def grow_level(
+    context: DraftContext,
+    growing: Sequence[Growth],
+    logits: torch.Tensor,
+    rows: Iterable[Sequence[int]],
+    source: int = 0,
+) -> None:
+    """Hang a level of proposals below every tree's frontier.
+
+    Args:
+        context: turns logits into proposals.
+        growing: the trees.
+        logits: float [rows, vocabulary].
+        rows: of each tree, the row for each node that was not computed before.
+        source: which drafter of a merged tree this is.
+    """
+    frontiers = [growth.begin_level(own, context.causal) for growth, own in zip(growing, rows, strict=True)]
+    for growth, picked in zip(growing, context.pick_all(logits, frontiers, source), strict=True):
+        growth.hang(picked, context.causal, source)
+
+
+def node_rows(passed: Sequence[SequenceRows]) -> list[range]:
+    """The rows of a pass's logits that answer for each sequence's nodes."""
+    counts = [0 if one.tree is None else min(one.rows, len(one.tree.tokens)) for one in passed]
+    return [range(first, last) for first, last in pairwise(accumulate(counts, initial=0))]

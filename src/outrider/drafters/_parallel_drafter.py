@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from outrider.drafters._growth import Failures, Growth, StaticTree
+from outrider.drafters._growth import Failures, Growth, StaticTree, grow_level
 from outrider.drafters.base import DraftContext, DraftSequence, Needs, Outcome
 from outrider.heads.runner import ParallelRunner
 from outrider.tree import TokenTree, root_only
@@ -61,8 +61,7 @@ class ParallelDrafter:
         active = [growth for growth in growing if growth is not None]
         if active:
             logits = self._runner.logits(torch.stack([self._last[growth.sequence.key].row for growth in active]))
-            for growth, rows in zip(active, logits, strict=True):
-                self._grow(context, growth, rows)
+            self._grow(context, active, logits)
         self._failures.collect(growing)
         return [
             growth.finish() if growth else root_only(sequence.tokens[-1])
@@ -79,18 +78,21 @@ class ParallelDrafter:
             return None
         return Growth(index, sequence, self._shape, self.needs.price, context=before + 1, nodes=nodes, depth=depth)
 
-    def _grow(self, context: DraftContext, growth: Growth, logits: torch.Tensor) -> None:
-        """Hang every level below the anchor.
+    def _grow(self, context: DraftContext, growing: Sequence[Growth], logits: torch.Tensor) -> None:
+        """Hang every level below the anchors.
 
         Args:
             context: turns logits into proposals.
-            growth: the tree.
-            logits: [depths, vocabulary].
+            growing: the trees.
+            logits: [trees, depths, vocabulary].
         """
-        for level in logits:
-            if not (growth.frontier and growth.room):
+        depths, rows = logits.shape[1], logits.flatten(0, 1)
+        for depth in range(depths):
+            live = [(tree, growth) for tree, growth in enumerate(growing) if growth.frontier and growth.room]
+            if not live:
                 return
-            growth.grow(context, level.expand(len(growth.parents) - growth.computed, -1))
+            own = ([tree * depths + depth] * (len(growth.parents) - growth.computed) for tree, growth in live)
+            grow_level(context, [growth for _, growth in live], rows, own)
 
     def pause(self, key: str) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""

@@ -11,7 +11,7 @@ from outrider.drafters.base import Needs, Workbench, config_class, methods, surv
 from outrider.errors import ConfigError
 from outrider.heads.loading import kind_of
 from outrider.kv.pool import PagedCache
-from outrider.models.shipped import measured_options
+from outrider.models.shipped_heads import measured_options
 from outrider.options import Role, check_options, option, roles_of
 
 if TYPE_CHECKING:

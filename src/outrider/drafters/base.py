@@ -81,6 +81,20 @@ class Proposal(NamedTuple):
     """Tokens drawn before it without replacement."""
 
 
+class Frontier(NamedTuple):
+    """Nodes of one sequence's tree that are to get proposals."""
+
+    key: str
+    rows: Sequence[int]
+    """Each node's row of the drafter's logits."""
+    paths: Sequence[Sequence[int]]
+    """Drafted tokens from the anchor to each node."""
+    nodes: Sequence[int]
+    """The nodes, which name their dice under ratio rules."""
+    width: int
+    """Proposals wanted per node."""
+
+
 class Picker(Protocol):
     """Turns drafter logits into proposals.  It holds the dice and knows the rule, so that no drafter has to."""
 
@@ -94,6 +108,12 @@ class Picker(Protocol):
         source: int,
     ) -> list[list[Proposal]]:
         """Proposals for one request; see :meth:`DraftContext.pick`."""
+        ...
+
+    def pick_all(
+        self, logits: torch.Tensor, frontiers: Sequence[Frontier], source: int
+    ) -> list[list[list[Proposal]] | Exception]:
+        """Proposals for many requests at once; see :meth:`DraftContext.pick_all`."""
         ...
 
 
@@ -130,6 +150,21 @@ class DraftContext:
             row behind an end of the output, nor for one whose history the request's parameters refuse.
         """
         return self.picker.pick(self.sequences[index].key, logits, paths, nodes, width, source)
+
+    def pick_all(
+        self, logits: torch.Tensor, frontiers: Sequence[Frontier], source: int = 0
+    ) -> list[list[list[Proposal]] | Exception]:
+        """:meth:`pick` for many sequences at once, which costs little more than for one.
+
+        Args:
+            logits: float [rows, ≥ vocabulary], the drafter's, in target token ids.
+            frontiers: the nodes that get proposals, by sequence.
+            source: which drafter of a merged tree asks.
+
+        Returns:
+            What ``pick`` returns for each sequence, or what it raises.
+        """
+        return self.picker.pick_all(logits, frontiers, source)
 
 
 class Committed(NamedTuple):

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from outrider.control.price import RowPrice
-from outrider.drafters._growth import DynamicTree, Failures, Growth
+from outrider.drafters._growth import DynamicTree, Failures, Growth, grow_level, node_rows
 from outrider.drafters.base import (
     DraftContext,
     DraftSequence,
@@ -26,6 +26,7 @@ from outrider.drafters.base import (
 )
 from outrider.errors import ConfigError
 from outrider.kv.pool import PagedCache
+from outrider.kv.state import Kept
 from outrider.models.base import TargetModel
 from outrider.options import Role, check_options, option
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, root_only
@@ -145,14 +146,18 @@ class DraftModelDrafter:
 
     def observe(self, outcome: Outcome) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
+        kept: list[Kept] = []
+        observed: list[DraftSequence] = []
         for sequence, verdict in zip(outcome.sequences, outcome.verdicts, strict=True):
             growth = self._drafts.pop(sequence.key, None)
             if growth is None or growth.computed == 0:
                 continue
             accepted = verdict.tokens[: len(verdict.path)]
-            kept = [0, *growth.rows_of(accepted)]
-            self._cache.commit(sequence.key, growth.context, kept)
-            self._advance(sequence, growth.context + len(kept))
+            kept.append(Kept(sequence.key, growth.context, [0, *growth.rows_of(accepted)]))
+            observed.append(sequence)
+        self._cache.keep(kept)
+        for sequence, one in zip(observed, kept, strict=True):
+            self._advance(sequence, one.start + len(one.rows))
 
     def pause(self, key: str) -> None:
         """See :class:`outrider.drafters.base.Drafter`."""
@@ -168,13 +173,13 @@ class DraftModelDrafter:
     def _grow_level(self, context: DraftContext, active: Sequence[Growth]) -> None:
         """Draft one more level of every tree."""
         try:
-            logits = self._forward([growth.rows() for growth in active])
+            rows = [growth.rows() for growth in active]
+            logits = self._forward(rows)
         except Exception as error:  # noqa: BLE001 - see Failures
             for growth in active:
                 growth.fail(error)
             return
-        for growth, rows in zip(active, logits, strict=True):
-            growth.grow(context, rows, self._source)
+        grow_level(context, active, logits, node_rows(rows), self._source)
 
     def _begin(self, index: int, sequence: DraftSequence) -> Growth | None:
         """Start a tree, or None where the request is past the draft model's context or out of draft pages."""
@@ -213,7 +218,6 @@ class DraftModelDrafter:
         self._computed[sequence.key] = computed
         self._cache.share(sequence.key, sequence.tokens, computed)
 
-    def _forward(self, rows: list[SequenceRows]) -> list[torch.Tensor]:
+    def _forward(self, rows: list[SequenceRows]) -> torch.Tensor:
         batch = TreeBatch.pack(rows, self._model.device)
-        logits = self._model.forward(batch, self._cache).logits[:, : self._vocabulary]
-        return list(torch.split(logits, [min(sequence.rows, len(sequence.tree or ())) for sequence in rows]))
+        return self._model.forward(batch, self._cache).logits[:, : self._vocabulary]

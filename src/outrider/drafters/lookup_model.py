@@ -24,7 +24,7 @@ from outrider.drafters.base import (
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.suffix import Suffix
 from outrider.errors import ConfigError
-from outrider.models.shipped import measured_options
+from outrider.models.shipped_heads import measured_options
 from outrider.options import Role, check_options, option, roles_of, with_roles
 from outrider.tree import TokenTree
 

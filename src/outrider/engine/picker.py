@@ -9,12 +9,12 @@ from typing import Final
 import numpy as np
 import torch
 
-from outrider.drafters.base import Proposal
+from outrider.drafters.base import Frontier, Proposal
 from outrider.engine.turn import Turn
 from outrider.errors import RequestError
 from outrider.law import Law
 from outrider.sampling.noise import Purpose, counter_word, gumbel_range
-from outrider.sampling.sampler import RequestSampler
+from outrider.sampling.sampler import Asked, Best, RequestSampler, perturbed_best
 from outrider.verify.base import Draws, KeyedDice
 
 
@@ -51,6 +51,41 @@ class DrawingPicker:
                     (picked[row],) = self.drawn(turn, logits[row : row + 1], [path], [node], width, source)
         return picked
 
+    def pick_all(
+        self, logits: torch.Tensor, frontiers: Sequence[Frontier], source: int
+    ) -> list[list[list[Proposal]] | Exception]:
+        """Proposals for many requests; see :meth:`outrider.drafters.base.DraftContext.pick_all`."""
+        known = self._perturbed(logits, frontiers) if self._draws is Draws.PERTURBED else [None] * len(frontiers)
+        found: list[list[list[Proposal]] | Exception] = []
+        for one, picked in zip(frontiers, known, strict=True):
+            try:
+                found.append(
+                    self.pick(one.key, logits[list(one.rows)], one.paths, one.nodes, one.width, source)
+                    if picked is None
+                    else picked
+                )
+            except Exception as error:  # noqa: BLE001 - it is told to the one request that met it
+                found.append(error)
+        return found
+
+    def _perturbed(self, logits: torch.Tensor, frontiers: Sequence[Frontier]) -> list[list[list[Proposal]] | None]:
+        """What can be asked for all requests together; None for the others."""
+        turns = [self._turns[one.key] for one in frontiers]
+        ended = [any(map(turn.endings.reached, one.paths)) for turn, one in zip(turns, frontiers, strict=True)]
+        asked = [
+            Asked(turn.request.sampler, row, path, one.width)
+            for turn, one, over in zip(turns, frontiers, ended, strict=True)
+            for row, path in zip(one.rows, one.paths, strict=True)
+            if not over
+        ]
+        answers = iter(perturbed_best(logits, asked))
+        found: list[list[list[Proposal]] | None] = []
+        for one, over in zip(frontiers, ended, strict=True):
+            best = [None if over else next(answers) for _ in one.rows]
+            rows = [_point_masses(row) for row in best if row is not None]
+            found.append(rows if len(rows) == len(best) else None)
+        return found
+
     def drawn(
         self,
         turn: Turn,
@@ -67,13 +102,16 @@ class DrawingPicker:
         """
         sampler = turn.request.sampler
         if self._draws is Draws.PERTURBED:
-            best = sampler.perturbed_best(logits, paths, width)
-            return [[Proposal(t, p, None, ()) for t, p in zip(*row, strict=True)] for row in best]
+            return [_point_masses(row) for row in sampler.perturbed_best(logits, paths, width)]
         draw = DRAWS[self._draws]
         return [
             draw(sampler, turn.request.round_number, q, node, width, source)
             for q, node in zip(sampler.probabilities(logits, paths), nodes, strict=True)
         ]
+
+
+def _point_masses(best: Best) -> list[Proposal]:
+    return [Proposal(token, share, None, ()) for token, share in zip(*best, strict=True)]
 
 
 def _most_probable(

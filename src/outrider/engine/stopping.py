@@ -60,9 +60,11 @@ class Stopper:
         self, params: SamplingParams, end_ids: frozenset[int], budget: int, stream: TokenStream | None
     ) -> None:
         self._stops, self._min_tokens = params.stop, params.min_tokens
-        self._end_ids, self._budget, self._stream = end_ids, budget, stream
+        self.end_ids, self._budget, self._stream = end_ids, budget, stream
         self._window = max((len(stop) for stop in params.stop), default=1) - 1
         self._tail, self._held, self._count = "", "", 0
+        self.reads_text = bool(params.stop)
+        """Whether the text may end the output, and not tokens and their count alone."""
 
     def take(self, tokens: Sequence[int], *, failed: bool = False) -> tuple[Taken, Stopper]:
         """Accept tokens up to the output's end.
@@ -81,8 +83,8 @@ class Stopper:
 
     def ends_at(self, token: int) -> Stopper | None:
         """The stopper after one more token, or None where the output ends with it."""
-        if not self._stops:  # the text does not matter, and counts are checked where tokens are taken
-            return None if token in self._end_ids else self
+        if not self.reads_text:  # counts are checked where tokens are taken
+            return None if token in self.end_ids else self
         taken, later = self.take((token,))
         return later if taken.finish_reason is None else None
 
@@ -92,7 +94,7 @@ class Stopper:
             if self._count >= self._budget:
                 return self._finish(index, shown, FinishReason.LENGTH)
             self._count += 1
-            if token in self._end_ids:
+            if token in self.end_ids:
                 return self._finish(index + 1, shown, FinishReason.STOP, token)
             delta = self._stream.push(token) if self._stream else ""
             stop = self._completed_stop(delta)
@@ -150,13 +152,18 @@ class Endings:
     """
 
     def __init__(self, stopper: Stopper) -> None:
-        self._after: dict[tuple[int, ...], Stopper | None] = {(): stopper}
+        self._before = stopper
+        self._after: dict[tuple[int, ...], Stopper | None] | None = None
 
     def reached(self, path: Sequence[int]) -> bool:
         """Whether the output ends with the last token of a path or before it."""
+        if not self._before.reads_text:
+            return not self._before.end_ids.isdisjoint(path)
         return self._stopper(tuple(path)) is None
 
     def _stopper(self, path: tuple[int, ...]) -> Stopper | None:
+        if self._after is None:
+            self._after = {(): self._before}
         known = len(path)
         while path[:known] not in self._after:
             known -= 1

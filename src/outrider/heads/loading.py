@@ -8,7 +8,7 @@ from pathlib import Path
 from outrider.errors import ModelError
 from outrider.heads.checkpoint import CONFIG, MARK, HeadCheckpoint, read_json, read_own
 from outrider.heads.formats.base import read_foreign
-from outrider.models.shipped import head_folder, shipped_heads
+from outrider.models.shipped_heads import head_folder, shipped_heads
 
 
 def read_head(folder: str | Path) -> HeadCheckpoint:

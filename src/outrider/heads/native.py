@@ -22,7 +22,7 @@ from outrider.kernels.native import cpu
 from outrider.kv.pool import PagedCache
 from outrider.models.base import TargetModel
 from outrider.models.native.kernel_pass import half_store, row_bytes, shares
-from outrider.models.native.weights import pack_all, stored_matrix
+from outrider.models.native.packed_weights import pack_all, stored_matrix
 from outrider.tree import TreeBatch
 
 _MATRICES: Final = {

@@ -16,7 +16,7 @@ from torch import nn
 from outrider.errors import ConfigError
 from outrider.kernels.native import cpu, missing
 from outrider.models.files.dequantize import TENSOR_KINDS, Job, dequantize
-from outrider.models.native.weights import StoredMatrix, pack_all, stored_matrix
+from outrider.models.native.packed_weights import StoredMatrix, pack_all, stored_matrix
 
 _KINDS: Final = {kind.name: kind for kind in TENSOR_KINDS.values()}
 _PACKED: Final = ("Q8_0", "Q4_0")

@@ -16,9 +16,9 @@ from outrider.models.base import TargetModel
 from outrider.models.files.tokenizer import Tokenizer
 from outrider.models.hf.model import ATTENTION, HFModel
 from outrider.models.loading import load, open_model
+from outrider.models.native.decoder_plan import reason_against
 from outrider.models.native.model import NativeModel
-from outrider.models.native.plan import reason_against
-from outrider.models.native.weights import Quantization
+from outrider.models.native.packed_weights import Quantization
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEVICES: Final = ("cpu", "cuda")

@@ -23,7 +23,7 @@ from outrider.models.files.models_folder import HEAD_SUFFIX, models_folder, name
 from outrider.models.files.tokenizer import Tokenizer
 from outrider.models.files.weight_files import has_own_output_layer, tell_unread, weight_files
 from outrider.models.hf import transformers_api
-from outrider.models.shipped import paying_heads
+from outrider.models.shipped_heads import paying_heads
 
 _MOST_LAYERS: Final = 1 << 16
 """Of a configuration without weights."""

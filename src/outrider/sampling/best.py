@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 
 from outrider.errors import NumericsError, RequestError
@@ -16,14 +17,21 @@ from outrider.kernels.native import cpu
 from outrider.sampling.distribution import KEEP_ALL, Truncation, surviving_ids
 from outrider.sampling.noise import Purpose, choice_words, gumbel, gumbel_range
 
+_NONE: Final = np.empty(0, dtype=np.int64)
+
 
 class ChoiceNoise(NamedTuple):
-    """Names the choice noise of some rows; see :mod:`outrider.sampling.noise`."""
+    """Names the choice noise of some rows, one of each field for a row; see :mod:`outrider.sampling.noise`."""
 
-    seed: int
+    seeds: Sequence[int]
     positions: Sequence[int]
-    """Absolute position of each row's token."""
-    choice: int
+    """Absolute position of the row's token."""
+    choices: Sequence[int]
+
+    @classmethod
+    def of(cls, seed: int, positions: Sequence[int], choice: int) -> ChoiceNoise:
+        """The noise of one request's rows."""
+        return cls([seed] * len(positions), positions, [choice] * len(positions))
 
 
 def best_scores(
@@ -33,6 +41,7 @@ def best_scores(
     noise: ChoiceNoise | None,
     width: int,
     truncation: Truncation = KEEP_ALL,
+    rows: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The ``width`` best tokens of each row, best first, equal scores by rising id.
 
@@ -43,25 +52,25 @@ def best_scores(
         noise: None scores by the logits alone.
         width: how many; past what the truncation leaves, ids are −1 and scores −∞.
         truncation: which tokens may be chosen.
+        rows: which rows of the logits; None is all, in order.
 
     Returns:
-        int64 ids and float32 scores, both [rows, width], on the CPU.
+        int64 ids and float32 scores, both [asked rows, width], on the CPU.
 
     Raises:
         NumericsError: a row holds NaN or infinity, over the temperature too.
         RequestError: a row bans every token.
     """
     if not _in_kernels(logits) or width > cpu.MOST_WIDTH:
-        return reference(logits, vocabulary, temperature, noise, width, truncation)
-    ids = torch.empty(len(logits), width, dtype=torch.int64)
-    scores = torch.empty(len(logits), width)
-    positions = torch.tensor(noise.positions if noise else [0] * len(logits), dtype=torch.int64)
-    seed, choice = (noise.seed, noise.choice) if noise else (None, 0)
-    rows = logits.contiguous().numpy(), vocabulary, temperature, *_limits(truncation, vocabulary)
+        return reference(logits if rows is None else logits[rows], vocabulary, temperature, noise, width, truncation)
+    asked = np.array(range(len(logits)) if rows is None else rows, dtype=np.int64)
+    ids = torch.empty(len(asked), width, dtype=torch.int64)
+    scores = torch.empty(len(asked), width)
+    row = logits.contiguous().numpy(), asked, vocabulary, temperature, *_limits(truncation, vocabulary)
     try:
-        cpu.best_scores(*rows, seed, positions.numpy(), choice, int(Purpose.CHOICE), ids.numpy(), scores.numpy())
+        cpu.best_scores(*row, *_named(noise), int(Purpose.CHOICE), ids.numpy(), scores.numpy())
     except ValueError:
-        check(logits[:, :vocabulary] / temperature)
+        check(logits[asked][:, :vocabulary] / temperature)
         raise
     return ids, scores
 
@@ -146,6 +155,14 @@ def _limits(truncation: Truncation, vocabulary: int) -> tuple[int, float, float]
     return min(truncation.top_k, vocabulary), truncation.top_p, least
 
 
+def _named(noise: ChoiceNoise | None) -> tuple[np.ndarray[Any, Any] | None, ...]:
+    """Seeds, positions and choices as the kernels take them."""
+    if noise is None:
+        return None, _NONE, _NONE
+    kinds = np.uint64, np.int64, np.int64
+    return tuple([np.array(values, dtype=kind) for values, kind in zip(noise, kinds, strict=True)])
+
+
 def _surviving(scaled: torch.Tensor, truncation: Truncation) -> torch.Tensor:
     return surviving_ids(scaled, top_k=truncation.top_k, top_p=truncation.top_p, min_p=truncation.min_p)
 
@@ -153,6 +170,7 @@ def _surviving(scaled: torch.Tensor, truncation: Truncation) -> torch.Tensor:
 def _choice_noise(
     noise: ChoiceNoise, index: int, vocabulary: int, ids: torch.Tensor | None, device: torch.device
 ) -> torch.Tensor:
-    words = choice_words(noise.positions[index], noise.choice)
-    drawn = gumbel_range(noise.seed, vocabulary, words, device) if ids is None else gumbel(noise.seed, ids, words)
+    words = choice_words(noise.positions[index], noise.choices[index])
+    seed = noise.seeds[index]
+    drawn = gumbel_range(seed, vocabulary, words, device) if ids is None else gumbel(seed, ids, words)
     return drawn.float()

@@ -8,11 +8,12 @@ would be in plain decoding.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, overload
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, overload
 
 import torch
 
-from outrider.errors import RequestError
+from outrider.errors import NumericsError, RequestError
 from outrider.law import Laws
 from outrider.sampling.best import ChoiceNoise, best_scores, check, survivors
 from outrider.sampling.distribution import KEEP_ALL, Truncation, softmax, undefined
@@ -20,6 +21,8 @@ from outrider.sampling.params import LogitsProcessor, SamplingParams
 
 _COMPARED: Final = 16
 """Perturbed scores among which a drafter's confidence is shared out."""
+Best = tuple[list[int], list[float]]
+"""Tokens, best first, and the confidence in each."""
 Path = Sequence[int]
 """Drafted tokens between the last committed token and a row, that row's own token last; empty for the anchor."""
 
@@ -90,6 +93,8 @@ class RequestSampler:
         """Whether rows need more than the raw logits before temperature."""
         self._temperature = 1.0 if params.greedy else params.temperature
         self._truncation = KEEP_ALL if params.greedy else Truncation(params.top_k, params.top_p, params.min_p)
+        self.choice_of = None if self.adjusts else (params.greedy, self._temperature, self._truncation, vocabulary)
+        """What, beside the noise, makes raw logits a choice; None where more than that does."""
         self.is_argmax = params.greedy and not self.adjusts
         """Whether the token of a row is the argmax of its raw logits."""
         plain = not (params.greedy or self.adjusts) and self._truncation.keeps_all
@@ -122,21 +127,14 @@ class RequestSampler:
         ids, _ = self._best(self._adjusted(logits, paths), paths, 1)
         return [int(token) for token in ids[:, 0].tolist()]
 
-    def perturbed_best(
-        self, logits: torch.Tensor, paths: Sequence[Path], width: int
-    ) -> list[tuple[list[int], list[float]]]:
+    def perturbed_best(self, logits: torch.Tensor, paths: Sequence[Path], width: int) -> list[Best]:
         """The ``width`` best tokens of each row under the target's own noise, best first, each with a confidence.
 
         This is what a coupled drafter proposes: its first is the token it believes the target will choose.  The
         confidence is the softmax of the best perturbed scores: how clearly a token leads once the dice are known.
         """
-        best, scores = self._best(self._adjusted(logits, paths), paths, min(max(width, _COMPARED), self.vocabulary))
-        shares = torch.softmax(scores, dim=1)
-        counts = (best[:, :width] >= 0).sum(dim=1).tolist()
-        return [
-            (tokens[:count], share[:count])
-            for tokens, share, count in zip(best.tolist(), shares.tolist(), counts, strict=True)
-        ]
+        best = self._best(self._adjusted(logits, paths), paths, min(max(width, _COMPARED), self.vocabulary))
+        return _with_confidence(*best, width)
 
     def probabilities(self, logits: torch.Tensor, paths: Sequence[Path]) -> Laws:
         """Each row's full distribution after all processing; temperature 0 is one-hot.
@@ -163,7 +161,7 @@ class RequestSampler:
 
     def _best(self, adjusted: torch.Tensor, paths: Sequence[Path], width: int) -> tuple[torch.Tensor, torch.Tensor]:
         positions = [self.position(path) for path in paths]
-        noise = None if self.params.greedy else ChoiceNoise(self.seed, positions, self.choice)
+        noise = None if self.params.greedy else ChoiceNoise.of(self.seed, positions, self.choice)
         return best_scores(adjusted, self.vocabulary, self._temperature, noise, width, self._truncation)
 
     def _adjusted(self, logits: torch.Tensor, paths: Sequence[Path]) -> torch.Tensor:
@@ -196,6 +194,58 @@ class RequestSampler:
         if self._counts is not None:
             row = self._counts.penalise(row, path, params)
         return row
+
+
+class Asked(NamedTuple):
+    """A row of logits from which one request's best tokens are wanted."""
+
+    sampler: RequestSampler
+    row: int
+    path: Path
+    """Drafted tokens from the last committed one to the row."""
+    width: int
+    """How many."""
+
+
+def perturbed_best(logits: torch.Tensor, asked: Sequence[Asked]) -> list[Best | None]:
+    """:meth:`RequestSampler.perturbed_best` for rows of many requests: one call for all whose parameters are alike.
+
+    Args:
+        logits: float [rows, ≥ vocabulary].
+        asked: which of them, and whose.
+
+    Returns:
+        One answer for each that is asked; None where the request is to be asked alone, because it adjusts its logits or
+        a row beside its own cannot be read.
+    """
+    alike: dict[Any, list[int]] = {}
+    for place, one in enumerate(asked):
+        if one.sampler.choice_of is not None:
+            alike.setdefault((one.width, *one.sampler.choice_of), []).append(place)
+    answers: list[Best | None] = [None] * len(asked)
+    for (width, greedy, temperature, truncation, vocabulary), places in alike.items():
+        group = [asked[place] for place in places]
+        noise = None
+        if not greedy:
+            seeds, choices = [one.sampler.seed for one in group], [one.sampler.choice for one in group]
+            noise = ChoiceNoise(seeds, [one.sampler.position(one.path) for one in group], choices)
+        rows = [one.row for one in group]
+        most = min(max(width, _COMPARED), vocabulary)
+        with suppress(NumericsError, RequestError):
+            best = best_scores(logits.float(), vocabulary, temperature, noise, most, truncation, rows)
+            for place, answer in zip(places, _with_confidence(*best, width), strict=True):
+                answers[place] = answer
+    return answers
+
+
+def _with_confidence(best: torch.Tensor, scores: torch.Tensor, width: int) -> list[Best]:
+    """The first ``width`` tokens of each row, as far as there are, with their share among all that were found."""
+    shares = torch.softmax(scores, dim=1)
+    counts = (best[:, :width] >= 0).sum(dim=1).tolist()
+    return [
+        (tokens[:count], share[:count])
+        for tokens, share, count in zip(best.tolist(), shares.tolist(), counts, strict=True)
+    ]
 
 
 class _TokenCounts:

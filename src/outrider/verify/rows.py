@@ -87,13 +87,14 @@ class TargetRows:
     """The target's answer to one sequence's tree, computed only where a rule looks; see :class:`Rows`.
 
     Args:
-        logits: float [nodes, ≥ vocabulary].
-        tree: the tree they answer.
+        logits: float [rows of the pass, ≥ vocabulary].
+        tree: the tree that some of them answer.
         sampler: turns rows into distributions.
         round_number: the request's round, which names the dice of ratio rules.
         ended: whether the output ends on a drafted path, so that its last row is never asked.
         best: gives a node's argmax where the whole pass shares it; None chooses by the sampler.
         law: gives a node's law likewise.
+        first: the anchor's row of the pass.
     """
 
     def __init__(
@@ -105,12 +106,18 @@ class TargetRows:
         ended: Callable[[Path], bool] = lambda path: False,
         best: Callable[[int], int] | None = None,
         law: Callable[[int], Law] | None = None,
+        first: int = 0,
     ) -> None:
-        self.logits, self.tree, self.sampler, self._round = logits, tree, sampler, round_number
+        self._logits, self._first, self.tree, self.sampler, self._round = logits, first, tree, sampler, round_number
         self.ended, self.choose, self.law = ended, best or self._choose, law or self._law
         self._tokens: _Tokens | None = None
         self._laws: _Laws | None = None
         self._failures: dict[int, Exception] | None = None
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """Float [nodes, ≥ vocabulary]."""
+        return self._logits[self._first : self._first + len(self.tree)]
 
     @property
     def failures(self) -> dict[int, Exception]:
@@ -200,10 +207,10 @@ def rows_of(logits: torch.Tensor, vocabulary: int, sequences: Sequence[Asked]) -
     laws: dict[float, SharedLaws] = {}
     rows = []
     for first, tree, sampler, round_number, ended in sequences:
-        nodes, temperature = logits[first : first + len(tree)], sampler.temperature_alone
+        temperature = sampler.temperature_alone
         if temperature is not None and temperature not in laws:
             laws[temperature] = SharedLaws(logits, vocabulary, temperature)
         token = partial(best.token, first) if sampler.is_argmax else None
         law = None if temperature is None else partial(laws[temperature].law, first)
-        rows.append(TargetRows(nodes, tree, sampler, round_number, ended, token, law))
+        rows.append(TargetRows(logits, tree, sampler, round_number, ended, token, law, first))
     return rows

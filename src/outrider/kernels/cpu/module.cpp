@@ -419,17 +419,22 @@ void check_row(int vocabulary, std::size_t columns, float temperature) {
   check(temperature > 0.0f, "the temperature must be positive");
 }
 
-// The best scores of each row among the survivors of a truncation: ids and scores [rows, width]; raises where a row holds
-// NaN or infinity.
-void best_scores(Array<const float, 2> logits, int vocabulary, float temperature, int top_k, double top_p, float log_min_p,
-                 std::optional<std::uint64_t> seed, Vector<std::int64_t> positions, std::uint32_t choice, std::uint32_t purpose,
+// The best scores of some rows of the logits among the survivors of a truncation: ids and scores [asked, width]; each row
+// has noise of its own, or none has.  Raises where a row holds NaN or infinity.
+void best_scores(Array<const float, 2> logits, Vector<std::int64_t> asked, int vocabulary, float temperature, int top_k,
+                 double top_p, float log_min_p, const std::optional<Vector<std::uint64_t>>& seeds,
+                 Vector<std::int64_t> positions, Vector<std::int64_t> choices, std::uint32_t purpose,
                  Array<std::int64_t, 2> ids, Array<float, 2> scores) {
-  const int rows = int(logits.shape(0)), width = int(ids.shape(1));
+  const int rows = int(asked.size()), width = int(ids.shape(1));
   check_row(vocabulary, logits.shape(1), temperature);
   const Truncation truncation = truncation_of(top_k, top_p, log_min_p);
   check(width > 0 && width <= kMostWidth, "the width must be from 1 to 1024");
-  check(int(ids.shape(0)) == rows && int(scores.shape(0)) == rows && int(scores.shape(1)) == width && int(positions.size()) == rows,
-        "ids, scores and positions must have a row for each row of logits");
+  check(int(ids.shape(0)) == rows && int(scores.shape(0)) == rows && int(scores.shape(1)) == width,
+        "ids and scores must have a row for each row that is asked for");
+  check(!seeds || (int(seeds->size()) == rows && int(positions.size()) == rows && int(choices.size()) == rows),
+        "the noise must have a seed, a position and a choice for each row");
+  for (int r = 0; r < rows; ++r)
+    check(asked.data()[r] >= 0 && std::size_t(asked.data()[r]) < logits.shape(0), "a row is asked for that there is not");
   std::atomic<bool> good{true};
   {
     const nb::gil_scoped_release release;
@@ -439,9 +444,10 @@ void best_scores(Array<const float, 2> logits, int vocabulary, float temperature
       const RowScratch scratch = scratch_for(vocabulary);
       Scored found[kMostWidth];
       for (int r = first; r < last; ++r) {
-        const NoiseKey key{seed.value_or(0), std::uint32_t(positions.data()[r]), choice, purpose};
-        const Row row{logits.data() + std::size_t(r) * logits.shape(1), vocabulary, temperature, truncation};
-        if (!kernels().best(row, seed ? &key : nullptr, width, scratch, found)) {
+        const NoiseKey key = seeds ? NoiseKey{seeds->data()[r], std::uint32_t(positions.data()[r]), std::uint32_t(choices.data()[r]), purpose}
+                                   : NoiseKey{};
+        const Row row{logits.data() + std::size_t(asked.data()[r]) * logits.shape(1), vocabulary, temperature, truncation};
+        if (!kernels().best(row, seeds ? &key : nullptr, width, scratch, found)) {
           good = false;
           continue;
         }
@@ -531,8 +537,8 @@ NB_MODULE(_cpu, m) {
   m.def("linear", &linear, "weights"_a, "rows"_a, "to"_a, "bias"_a = nb::none());
   m.def("time_linear", &time_linear, "matrices"_a, "rows"_a, "repeat"_a);
   m.def("time_read", &time_read, "data"_a);
-  m.def("best_scores", &best_scores, "logits"_a, "vocabulary"_a, "temperature"_a, "top_k"_a, "top_p"_a, "log_min_p"_a,
-        "seed"_a.none(), "positions"_a, "choice"_a, "purpose"_a, "ids"_a, "scores"_a);
+  m.def("best_scores", &best_scores, "logits"_a, "asked"_a, "vocabulary"_a, "temperature"_a, "top_k"_a, "top_p"_a, "log_min_p"_a,
+        "seeds"_a.none(), "positions"_a, "choices"_a, "purpose"_a, "ids"_a, "scores"_a);
   m.def("noise_words", [](std::uint64_t seed, std::uint32_t position, std::uint32_t choice, std::uint32_t purpose,
                           Array<std::uint32_t, 1> to) {
     check(to.size() % 64 == 0, "words come 64 at a time");

@@ -117,6 +117,17 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes a token stands for inside a text; b"" for an id that is not in the vocabulary."""
+        spelled = self._spelled.get(token_id)
+        if spelled is None:
+            spelled = self._spelled[token_id] = self._spell(token_id)
+        return spelled
+
+    @cached_property
+    def _spelled(self) -> dict[int, bytes]:
+        """The bytes of the tokens that were asked for: every emitted token is."""
+        return {}
+
+    def _spell(self, token_id: int) -> bytes:
         token = self.backend.id_to_token(token_id)
         if token is None:
             return b""

@@ -18,7 +18,7 @@ import torch
 from outrider.errors import ModelError
 from outrider.kv.pool import PagedCache
 from outrider.models.base import Rollback, TargetOutput, check_layers
-from outrider.models.hf import ends, transformers_api
+from outrider.models.hf import embedding_and_head, transformers_api
 from outrider.models.hf.selfcheck import compare_with_eager
 from outrider.models.pass_plan import PassPlan
 from outrider.tree import TreeBatch
@@ -75,8 +75,8 @@ class HFModel:
         self.precision = str(first.dtype).removeprefix("torch.")
         self.packed_bytes, self.token_bytes = weight_bytes(module)
         blocks = transformers_api.decoder_layers(module)
-        self.width, self.layers = ends.width(module), len(blocks)
-        self._places = [*([block] for block in blocks), ends.bodies(module)]
+        self.width, self.layers = embedding_and_head.width(module), len(blocks)
+        self._places = [*([block] for block in blocks), embedding_and_head.bodies(module)]
         self.row_bytes = transformers_api.row_bytes(module)
         if transformers_api.is_stock(module) and not transformers_api.is_verified(architecture):
             compare_with_eager(self, module, architecture)
@@ -110,18 +110,18 @@ class HFModel:
     @torch.no_grad()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """See :class:`outrider.models.base.TargetModel`."""
-        return ends.embed(self.module, tokens).float()
+        return embedding_and_head.embed(self.module, tokens).float()
 
     @torch.no_grad()
     def unembed(self, hidden: torch.Tensor) -> torch.Tensor:
         """See :class:`outrider.models.base.TargetModel`."""
         with self._turn:
-            return ends.unembed(self.module, hidden.to(self._dtype)).float()
+            return embedding_and_head.unembed(self.module, hidden.to(self._dtype)).float()
 
     @torch.no_grad()
     def unembed_rows(self, ids: torch.Tensor) -> torch.Tensor:
         """See :class:`outrider.models.base.TargetModel`."""
-        return ends.head_rows(self.module, ids).float()
+        return embedding_and_head.head_rows(self.module, ids).float()
 
 
 def weight_bytes(module: torch.nn.Module) -> tuple[int, int]:

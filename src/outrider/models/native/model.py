@@ -1,6 +1,6 @@
 """Dense decoders on Outrider's own CPU kernels: a pass over several rows costs less than as many passes.
 
-What the kernels take is read off the model's configuration (:mod:`outrider.models.native.plan`).
+What the kernels take is read off the model's configuration (:mod:`outrider.models.native.decoder_plan`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from outrider.models.base import Rollback, TargetOutput, check_layers
 from outrider.models.files.weight_files import MappedTensors
 from outrider.models.hf.blueprint import blueprint
 from outrider.models.loading import ModelFiles
+from outrider.models.native.decoder_plan import DecoderPlan, reason_against
 from outrider.models.native.kernel_pass import half_store, row_bytes, shares
 from outrider.models.native.packed_cache import PackedEntry
-from outrider.models.native.plan import Plan, reason_against
-from outrider.models.native.weights import (
+from outrider.models.native.packed_weights import (
     Bytes,
     GGUFWeights,
     Quantization,
@@ -51,7 +51,7 @@ class NativeModel:
     """A dense decoder behind the :class:`outrider.models.base.TargetModel` protocol, on the CPU.
 
     Args:
-        config: transformers' configuration of a family in :data:`outrider.models.native.plan.FAMILIES`.
+        config: transformers' configuration of a family in :data:`outrider.models.native.decoder_plan.FAMILIES`.
         weights: its numbers.
         context_length: most positions to serve.
         name: for messages.
@@ -85,7 +85,7 @@ class NativeModel:
             drawn = blueprint(config)
         weights.check(drawn.shapes)  # from here on, no size is larger than what is really there
         with _naming(name):
-            plan = Plan.of(config, drawn, context_length)
+            plan = DecoderPlan.of(config, drawn, context_length)
         self.context_length = context_length
         self._shape, self.layers = plan.shape, plan.layers
         self.vocabulary, self.width = plan.shape.vocabulary, plan.shape.width
@@ -167,7 +167,7 @@ class NativeModel:
         return rows
 
 
-def _matrices(plan: Plan, weights: WeightSource) -> dict[str, StoredMatrix]:
+def _matrices(plan: DecoderPlan, weights: WeightSource) -> dict[str, StoredMatrix]:
     """Every matrix, in the order a pass reads them."""
     matrices = {
         f"{i}.{part}": weights.matrix(f"model.layers.{i}.{module}.weight").part(rows)
@@ -178,11 +178,11 @@ def _matrices(plan: Plan, weights: WeightSource) -> dict[str, StoredMatrix]:
     return matrices | {key: weights.matrix(name) for key, name in ends.items() if name in plan.due}
 
 
-def _norm(plan: Plan, weights: WeightSource, name: str) -> Bytes | None:
+def _norm(plan: DecoderPlan, weights: WeightSource, name: str) -> Bytes | None:
     return weights.vector(name) + np.float32(plan.family.norm_offset) if name in plan.due else None
 
 
-def _layer(plan: Plan, weights: WeightSource, packed: Mapping[str, Any], index: int) -> dict[str, Any]:
+def _layer(plan: DecoderPlan, weights: WeightSource, packed: Mapping[str, Any], index: int) -> dict[str, Any]:
     prefix = f"model.layers.{index}."
     norms = {
         "attention_norm": "input_layernorm",

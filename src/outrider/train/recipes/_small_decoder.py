@@ -17,9 +17,9 @@ import torch
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import writing
 from outrider.models.hf.blueprint import blueprint
-from outrider.models.hf.smaller import BODY, body, run, smaller_config, write_folder
+from outrider.models.hf.pruned import BODY, body, run, smaller_config, write_folder
 from outrider.models.loading import ModelFiles, open_model
-from outrider.models.native.plan import FAMILIES
+from outrider.models.native.decoder_plan import FAMILIES
 from outrider.models.parameters import parameters
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import torch
 
 from outrider.kernels.native import missing
 from outrider.models.hf.blueprint import Blueprint
-from outrider.models.native.weights import Bytes
+from outrider.models.native.packed_weights import Bytes
 from outrider.models.pass_plan import AttentionCall
 
 _MODULES: Final = {
@@ -142,7 +142,7 @@ class Rotation:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DecoderPlan:
     """All that a configuration says, checked."""
 
     family: Family
@@ -170,7 +170,7 @@ class Plan:
         return places
 
     @classmethod
-    def of(cls, config: Any, blueprint: Blueprint, context_length: int) -> Plan:
+    def of(cls, config: Any, blueprint: Blueprint, context_length: int) -> DecoderPlan:
         """Raises whatever transformers raises for an impossible configuration, and ValueError."""
         family = FAMILIES[config.model_type]
         rotations = tuple(

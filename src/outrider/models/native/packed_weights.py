@@ -1,4 +1,4 @@
-"""Where the native backend's numbers come from, and the one block of memory they are packed into.
+"""Weights of the native backend: read from GGUF, safetensors or memory, and repacked as the kernels take them.
 
 A source hands out matrices in the bits they are stored in; nothing is widened on the way, so loading needs little
 more memory than the packed model itself.

@@ -1,4 +1,4 @@
-"""The two ends of a transformers model, without the blocks between: tokens to rows, and rows to logits.
+"""Embedding and LM head of a transformers model, without the blocks between: tokens to rows, and rows to logits.
 
 A family may do more than multiply with the head's matrix (scale, cap, transform), so logits of given rows come from the
 model's own code, run with a body that returns those rows.

@@ -1,4 +1,4 @@
-"""A smaller model of a family: its configuration, its blocks without the two ends, and its folder."""
+"""A pruned model of a family: fewer layers and narrower ones, its blocks without the two ends, and its folder."""
 
 from __future__ import annotations
 
