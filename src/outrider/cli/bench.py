@@ -12,7 +12,8 @@ from cyclopts import Parameter
 from outrider.cli import group, output
 from outrider.cli.numbers import WHOLE, WHOLE_OR_NONE
 from outrider.cli.options import METHOD, MethodFlags, ModelFlags
-from outrider.drafters.base import AUTOMATIC, DrafterConfig
+from outrider.drafters import AUTOMATIC
+from outrider.drafters.base import DrafterConfig
 from outrider.drafters.none import NoDraft
 from outrider.errors import ConfigError
 
