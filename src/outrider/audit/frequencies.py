@@ -77,7 +77,6 @@ class Redraw:
     """Draws of one request."""
 
     def batches(self, draws: int) -> int:
-        """See :class:`TextCounter`."""
         return -(-draws // (self.each * ABREAST))
 
     @cached_property
@@ -86,15 +85,13 @@ class Redraw:
         return self.recording.law(TARGET, self.temperature)
 
     def fit(self, counts: torch.Tensor) -> Fit:
-        """See :class:`TextCounter`."""
         return fit(counts, self.cells)
 
     def drawn(self, counts: torch.Tensor) -> int:
-        """See :class:`TextCounter`."""
         return int(counts.sum())
 
     def count(self, batch: int) -> torch.Tensor:
-        """See :class:`TextCounter`; the result is as for :func:`tally`."""
+        """The result is as for :func:`tally`."""
         recording = self.recording
         params = SamplingParams(temperature=self.temperature, max_tokens=recording.length * self.each)
         parts = Parts(
@@ -135,7 +132,7 @@ def fit(counts: torch.Tensor, cells: Mapping[tuple[int, ...], float]) -> Fit:
 
 
 def count(source: TextCounter, batch: int) -> torch.Tensor:
-    """See :meth:`TextCounter.count`; a function, so that workers can be sent it."""
+    """A function, so that workers can be sent it."""
     return source.count(batch)
 
 
@@ -143,7 +140,7 @@ class TaskPool(Protocol):
     """Runs a function over items, in other processes or here, and yields the results in order."""
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> Iterable[Any]:
-        """See :class:`concurrent.futures.Executor`."""
+        """The results of the function, in order."""
         ...
 
 
@@ -151,7 +148,6 @@ class Here:
     """Does the work in this process."""
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> Iterable[Any]:
-        """See :class:`TaskPool`."""
         return map(function, *items)
 
 

@@ -49,11 +49,10 @@ class DynamicTree:
 
     @property
     def beam(self) -> int:
-        """See :class:`TreeShape`."""
         return self.topk
 
     def width(self, ranks: Ranks, causal: bool) -> int:
-        """See :class:`TreeShape`; where no draw may be looked at, only the anchor branches."""
+        """Where no draw may be looked at, only the anchor branches."""
         return 1 if causal and ranks else self.topk
 
 
@@ -66,7 +65,6 @@ class StaticTree:
 
     @property
     def beam(self) -> None:
-        """See :class:`TreeShape`."""
         return None
 
     @cached_property
@@ -102,7 +100,6 @@ class StaticTree:
         return max(map(len, self.nodes), default=0)
 
     def width(self, ranks: Ranks, causal: bool) -> int:
-        """See :class:`TreeShape`."""
         return self._widths.get(ranks, 0)
 
 

@@ -42,16 +42,13 @@ class Ngram:
 
     @property
     def most_nodes(self) -> int:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return 1 + self.num_draft_tokens
 
     def build(self, bench: Workbench) -> NgramDrafter:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return NgramDrafter(self)
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> Ngram | None:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return cls()
 
 
@@ -89,11 +86,9 @@ class NgramDrafter:
         self._indexes: dict[str, NgramIndex] = {}
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """See :class:`outrider.drafters.base.Drafter`."""
         return most
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
-        """See :class:`outrider.drafters.base.Drafter`."""
         trees = []
         for sequence in context.sequences:
             index = self._indexes.setdefault(sequence.key, NgramIndex(self._config))
@@ -103,13 +98,12 @@ class NgramDrafter:
         return trees
 
     def observe(self, outcome: Outcome) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
+        """Do nothing: nothing depends on it."""
 
     def pause(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
+        """Do nothing: nothing depends on it."""
 
     def close(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         self._indexes.pop(key, None)
 
 

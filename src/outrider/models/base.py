@@ -148,13 +148,11 @@ class HiddenLogits:
         self.vocabulary = self.width = vocabulary
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """See :class:`TargetModel`; a token is its unit vector."""
+        """A token is its unit vector."""
         return torch.nn.functional.one_hot(tokens, self.vocabulary).float()
 
     def unembed(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See :class:`TargetModel`."""
         return hidden
 
     def unembed_rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """See :class:`TargetModel`."""
         return self.embed(ids)

@@ -120,7 +120,6 @@ class Dictation:
         self._noted: list[float] = []
 
     def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
-        """See :class:`outrider.verify.base.Verifier`."""
         token = self._left.popleft()
         laws = [candidate.q for candidate in tree.candidates if candidate.q is not None]
         self._noted.append(float(laws[0][token]) if laws else 0.0)

@@ -128,11 +128,9 @@ class _Reader(RowWatcher):
         self._parts: dict[str, list[dict[int, torch.Tensor]]] = defaultdict(list)
 
     def see(self, kept: Committed, rows: dict[int, torch.Tensor]) -> None:
-        """See :class:`RowWatcher`."""
         self._parts[kept.key].append(rows)
 
     def pause(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         self._parts.pop(key, None)
 
     def take(self, key: str) -> dict[int, torch.Tensor]:

@@ -30,15 +30,13 @@ class RowWatcher:
         self.needs = Needs(hidden_layers=tuple(layers))
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """See :class:`outrider.drafters.base.Drafter`: every row has to be seen, so none is taken over."""
+        """Every row has to be seen, so none is taken over."""
         return 0
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
-        """See :class:`outrider.drafters.base.Drafter`."""
         return [root_only(sequence.tokens[-1]) for sequence in context.sequences]
 
     def observe(self, outcome: Outcome) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         hidden = outcome.output.hidden
         for kept in outcome.committed:
             first, last = kept.rows[0], kept.rows[-1]
@@ -49,10 +47,10 @@ class RowWatcher:
         """Take in the next rows of a sequence, which are views of the pass's where they lie side by side there."""
 
     def pause(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`: the request comes back and is computed again."""
+        """The request comes back and is computed again."""
 
     def close(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
+        """Do nothing: nothing depends on it."""
 
 
 class Recorder(RowWatcher):
@@ -66,7 +64,6 @@ class Recorder(RowWatcher):
         self._ended: dict[tuple[int, ...], dict[int, torch.Tensor] | NumericsError] = {}
 
     def see(self, kept: Committed, rows: dict[int, torch.Tensor]) -> None:
-        """See :class:`RowWatcher`."""
         self._tokens[kept.key] = kept.tokens
         try:
             self._rows[kept.key].append({layer: halves(layer, found) for layer, found in rows.items()})
@@ -74,12 +71,11 @@ class Recorder(RowWatcher):
             self._failed[kept.key] = error
 
     def pause(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`: the request comes back and is computed again."""
+        """The request comes back and is computed again."""
         self._rows.pop(key, None)
         self._failed.pop(key, None)
 
     def close(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         parts, tokens = self._rows.pop(key, []), self._tokens.pop(key, ())
         failed = self._failed.pop(key, None)
         if failed is not None:
@@ -120,16 +116,14 @@ class Recording:
 
     @property
     def needs(self) -> Needs:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return self.recorder.needs
 
     def build(self, bench: Workbench) -> RowWatcher:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return self.recorder
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> None:
-        """See :class:`outrider.drafters.base.DrafterConfig`: never a user's choice."""
+        """Never a user's choice."""
 
 
 def watched(llm: LLM, recorder: Recorder) -> LLM:

@@ -38,7 +38,7 @@ class TrainingOutcome:
     by_member: Mapping[str, Acceptance] = field(default_factory=dict)
     """See :meth:`outrider.train.recipes.base.Recipe.acceptance_by_member`."""
     payoff: Sequence[Mapping[str, Any]] = ()
-    """See :func:`outrider.train.evaluation.payoff.measure_payoff`: plain decoding first, the drafter last."""
+    """Plain decoding first, the drafter last."""
     starts: bool = True
     """Whether a training can begin with what this one has made."""
     online: bool = False
