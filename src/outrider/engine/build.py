@@ -21,6 +21,7 @@ from outrider.kv.memory import automatic_rows, check_fits
 from outrider.kv.pool import KVPool
 from outrider.models.base import TargetModel
 from outrider.models.files.tokenizer import Tokenizer
+from outrider.options import drafters_named
 from outrider.verify import check_exact, make_verifier
 from outrider.verify.base import Verifier
 
@@ -112,6 +113,7 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
     heads: Mapping[str, HeadCheckpoint] | None = None,
     scheduler: SchedulerConfig | None = None,
     controller: Controller | None = None,
+    others: Sequence[DrafterConfig] = (),
     ids_alone: bool = False,
     reserve: Callable[[str, int], None] = lambda name, row_bytes: None,
     kind: Callable[..., Engine] = Engine,
@@ -128,13 +130,18 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
         heads: trained heads in memory, by name.
         scheduler: how much work goes into one pass.
         controller: says how much each request drafts; None lets each draft as much as its method wants.
+        others: more methods, which the controller may move requests to; each needs draft models of its own.
         ids_alone: serve token ids alone, without text and end tokens, though there is a tokenizer.
         reserve: told how many bytes one position takes in a cache of the drafter's own.
         kind: the engine's class.
 
     Raises:
+        ConfigError: two methods would share a draft model, whose cache only one of them can keep.
         ModelError: a draft model or head cannot be served.
     """
+    named = [name for each in (config, *others) for name in set(drafters_named(each))]
+    if len(set(named)) < len(named):
+        raise ConfigError(f"two methods of one engine draft with the same model: {', '.join(named)}; give each its own")
     vocabulary = min(target.vocabulary, tokenizer.vocab_size) if tokenizer else target.vocabulary
     bench = Workbench(
         target=target,
@@ -151,10 +158,10 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
         target=target,
         tokenizer=None if ids_alone else tokenizer,
         pool=pool,
-        drafters=(config.build(bench),),
+        drafters=[each.build(bench) for each in (config, *others)],
         verifier=verifier,
         config=scheduler or SchedulerConfig(),
-        controller=controller or FairShare(config.most_nodes),
+        controller=controller or FairShare(max(each.most_nodes for each in (config, *others))),
         vocabulary=vocabulary,
     )
 
