@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 from tiny import VOCABULARY
+from tiny_heads import tiny_head
 
-from contract.cases import BACKENDS, PROMPTS, by_id, draft_models, heads_of
+from contract.cases import BACKENDS, PROMPTS, by_id, draft_models
 from contract.test_lossless import SETTINGS, plain, target_only_rules
 from outrider import SchedulerConfig
 from outrider.control.fair_share import FairShare
@@ -19,6 +20,7 @@ from outrider.engine.turn import Budget, Turn
 from outrider.errors import ConfigError
 from outrider.kv.pool import KVPool
 from outrider.metrics import RoundStats
+from outrider.options import Role, roles_of, with_roles
 from outrider.verify import make_verifier
 
 METHODS = ["draft_model-tree", "eagle3", "suffix", "dspark", "ngram"]
@@ -57,9 +59,9 @@ class Fickle:
 
 def engine(rule: str, backend: str, controller: Fickle | None = None) -> Engine:
     target = BACKENDS[backend](0)
-    configs = [by_id(name) for name in METHODS]
+    configs = [with_roles(by_id(name), {Role.HEAD: name}) for name in METHODS]
     models = draft_models(backend)
-    heads = {name: head for config in configs for name, head in heads_of(config, target).items()}
+    heads = {name: tiny_head(name, target) for name in METHODS if Role.HEAD in roles_of(by_id(name))}
     return build_engine(
         target,
         None,
