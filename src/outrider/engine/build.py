@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from outrider.config import CacheConfig, SchedulerConfig, Speculation, read_config
+from outrider.control.base import Controller
 from outrider.control.fair_share import FairShare
 from outrider.drafters.base import DrafterConfig, Workbench, check_rollback
 from outrider.engine.engine import Engine
@@ -27,6 +28,15 @@ _MOST_ROWS: Final = 65536
 _log: Final = logging.getLogger(__name__)
 Loader = Callable[[str], tuple[TargetModel, Tokenizer | None]]
 """Loads a draft model by name."""
+
+
+def no_drafts(path: str) -> tuple[TargetModel, Tokenizer | None]:
+    """Load nothing, where no draft model is known.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError(f"there is no draft model {path!r} in memory")
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +108,10 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
     verifier: Verifier,
     pool: KVPool,
     *,
-    load: Loader,
+    load: Loader = no_drafts,
     heads: Mapping[str, HeadCheckpoint] | None = None,
     scheduler: SchedulerConfig | None = None,
+    controller: Controller | None = None,
     ids_alone: bool = False,
     reserve: Callable[[str, int], None] = lambda name, row_bytes: None,
     kind: Callable[..., Engine] = Engine,
@@ -116,6 +127,7 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
         load: loads draft models.
         heads: trained heads in memory, by name.
         scheduler: how much work goes into one pass.
+        controller: says how much each request drafts; None lets each draft as much as its method wants.
         ids_alone: serve token ids alone, without text and end tokens, though there is a tokenizer.
         reserve: told how many bytes one position takes in a cache of the drafter's own.
         kind: the engine's class.
@@ -142,7 +154,7 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
         drafters=(config.build(bench),),
         verifier=verifier,
         config=scheduler or SchedulerConfig(),
-        controller=FairShare(config.most_nodes),
+        controller=controller or FairShare(config.most_nodes),
         vocabulary=vocabulary,
     )
 
