@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.drafters.base import DraftContext, DraftSequence, Proposal
+from outrider.drafters.base import DraftContext, DraftSequence, Frontier, Proposal
 from outrider.engine.picker import DRAWS, DrawingPicker
 from outrider.engine.stopping import Endings, Stopper
 from outrider.law import Law
@@ -360,14 +360,21 @@ def context(draws: Draws, round_number: int) -> DraftContext:
     return DraftContext((DraftSequence("request", [0], 1, 8, 4),), picker, not draws.target_alone)
 
 
+def picked_rows(of: DraftContext, nodes: int, width: int, source: int = 0) -> list[list[Proposal]]:
+    """What is picked for as many nodes with the same row and path."""
+    frontier = Frontier("request", [0] * nodes, [()] * nodes, range(nodes), width)
+    (picked,) = of.pick(ROW.unsqueeze(0), [frontier], source)
+    assert isinstance(picked, list)
+    return picked
+
+
 @pytest.mark.parametrize("twin", [independent, without_replacement])
 def test_pick_draws_by_the_law_its_candidates_claim(twin: Draw) -> None:
     """Pairs over rounds and nodes against the enumerated twin; each candidate's law is checked as well."""
     rounds, nodes, width = 15, 1000, 2
     counts = np.zeros((len(ROW),) * width)
     for round_number in range(rounds):
-        rows = ROW.expand(nodes, -1)
-        drawn = context(REAL[twin], round_number).pick(0, rows, [()] * nodes, range(nodes), width)
+        drawn = picked_rows(context(REAL[twin], round_number), nodes, width)
         np.add.at(counts, tuple(np.array([[p.token for p in proposals] for proposals in drawn]).T), 1)
     q = drawn[0][0].q
     assert q is not None
@@ -388,8 +395,7 @@ def test_pick_draws_anew_for_each_source_and_round() -> None:
     nodes = 2000
 
     def tokens(round_number: int, source: int, draws: Draws) -> list[int]:
-        picked = context(draws, round_number).pick(0, ROW.expand(nodes, -1), [()] * nodes, range(nodes), 1, source)
-        return [proposals[0].token for proposals in picked]
+        return [drawn[0].token for drawn in picked_rows(context(draws, round_number), nodes, 1, source)]
 
     q = np.exp(ROW.double().numpy())
     agreement = float((q**2).sum())

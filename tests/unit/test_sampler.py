@@ -15,7 +15,7 @@ from outrider.errors import ConfigError, NumericsError, RequestError
 from outrider.sampling.distribution import surviving_ids
 from outrider.sampling.noise import choice_words, gumbel_range
 from outrider.sampling.params import SamplingParams, check_token_ids
-from outrider.sampling.sampler import History, RequestSampler
+from outrider.sampling.sampler import History, RequestSampler, RowToRank, perturbed_best
 
 VOCABULARY = 12
 
@@ -102,6 +102,51 @@ def test_perturbed_best_names_only_tokens_that_may_be_chosen(temperature: float)
     tokens, confidence = one.perturbed_best(logits, [()], 5)[0]
     assert sorted(tokens) == [2, 7]
     assert sum(confidence) == pytest.approx(1.0)
+
+
+def requests(vocabulary: int) -> list[RequestSampler]:
+    """Requests of many kinds, of which some are alike."""
+    kinds = [{}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 5}, {"temperature": 1.0, "top_p": 0.5}]
+    kinds += [{"logit_bias": {2: 1.0}}, {"temperature": 1.0, "presence_penalty": 0.5}]
+    return [
+        RequestSampler(
+            SamplingParams(**kind),
+            seed=2**63 + turn,
+            choice=turn % 3,
+            vocabulary=vocabulary,
+            committed=[3] * (1 + turn % 4),
+            prompt_length=1,
+            end_ids=(0,),
+        )
+        for turn, kind in enumerate(kinds * 3)
+    ]
+
+
+@pytest.mark.parametrize("vocabulary", [40, 64], ids=["padded", "whole"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_asked_together_is_asked_alone(vocabulary: int, dtype: torch.dtype) -> None:
+    logits = (3 * torch.randn(7, 64, generator=torch.Generator().manual_seed(8))).to(dtype)
+    asked = [
+        RowToRank(one, (5 * turn) % 7, (1, 2)[: turn % 3], 1 + turn % 4)
+        for turn, one in enumerate(requests(vocabulary))
+    ]
+    found = perturbed_best(logits, asked)
+    assert [answer is None for answer in found] == [one.sampler.adjusts for one in asked]
+    for (one, row, path, width), answer in zip(asked, found, strict=True):
+        if answer is not None:
+            assert [answer] == one.perturbed_best(logits[row : row + 1], [path], width)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_a_row_that_cannot_be_read_is_nobody_elses_fault(poison: float) -> None:
+    """Those asked beside it are to be asked alone, and get their answers then."""
+    logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(9))
+    logits[1, 4] = poison
+    greedy, warm = sampler(SamplingParams()), sampler(SamplingParams(temperature=1.0))
+    found = perturbed_best(
+        logits, [RowToRank(greedy, 0, (), 2), RowToRank(greedy, 1, (), 2), RowToRank(warm, 2, (), 2)]
+    )
+    assert found == [None, None, *warm.perturbed_best(logits[2:], [()], 2)]
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ class BlockDrafter:
                     self._failures.note(context.sequences[ready[place]].key, error)
                 break
             frontiers = [_last_node(context.sequences[ready[p]].key, builders[p], p) for p in live]
-            picked = zip(live, frontiers, context.pick_all(logits, frontiers), strict=True)
+            picked = zip(live, frontiers, context.pick(logits, frontiers), strict=True)
             live = [p for p, one, drawn in picked if self._add(one, builders[p], drawn, chances[p])]
             if not live:
                 break

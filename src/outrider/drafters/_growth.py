@@ -279,7 +279,7 @@ def grow_level(
         source: which drafter of a merged tree this is.
     """
     frontiers = [growth.begin_level(own, context.causal) for growth, own in zip(growing, rows, strict=True)]
-    for growth, picked in zip(growing, context.pick_all(logits, frontiers, source), strict=True):
+    for growth, picked in zip(growing, context.pick(logits, frontiers, source), strict=True):
         growth.hang(picked, context.causal, source)
 
 

@@ -95,21 +95,9 @@ class Picker(Protocol):
     """Turns drafter logits into proposals.  It holds the dice and knows the rule, so that no drafter has to."""
 
     def pick(
-        self,
-        key: str,
-        logits: torch.Tensor,
-        paths: Sequence[Sequence[int]],
-        nodes: Sequence[int],
-        width: int,
-        source: int,
-    ) -> list[list[Proposal]]:
-        """Proposals for one request; see :meth:`DraftContext.pick`."""
-        ...
-
-    def pick_all(
         self, logits: torch.Tensor, frontiers: Sequence[Frontier], source: int
     ) -> list[list[list[Proposal]] | Exception]:
-        """Proposals for many requests at once; see :meth:`DraftContext.pick_all`."""
+        """See :meth:`DraftContext.pick`."""
         ...
 
 
@@ -123,34 +111,11 @@ class DraftContext:
     """Whether a tree's shape may depend only on what was known before each token was drawn (ratio rules)."""
 
     def pick(
-        self,
-        index: int,
-        logits: torch.Tensor,
-        paths: Sequence[Sequence[int]],
-        nodes: Sequence[int],
-        width: int,
-        source: int = 0,
-    ) -> list[list[Proposal]]:
-        """Turn drafter logits into proposals: the one place where a drafter's distribution meets the dice.
-
-        Args:
-            index: which sequence of the context.
-            logits: float [rows, ≥ vocabulary], the drafter's, in target token ids.
-            paths: drafted tokens from the anchor to each row.
-            nodes: each row's node in its tree, which names its dice under ratio rules.
-            width: proposals wanted per row.
-            source: which drafter of a merged tree asks.
-
-        Returns:
-            Per row its proposals, most promising first, in the order drawn where the tree is ``causal``; none for a
-            row behind an end of the output, nor for one whose history the request's parameters refuse.
-        """
-        return self.picker.pick(self.sequences[index].key, logits, paths, nodes, width, source)
-
-    def pick_all(
         self, logits: torch.Tensor, frontiers: Sequence[Frontier], source: int = 0
     ) -> list[list[list[Proposal]] | Exception]:
-        """:meth:`pick` for many sequences at once, which costs little more than for one.
+        """Turn drafter logits into proposals: the one place where a drafter's distribution meets the dice.
+
+        Ask for all sequences at once: that costs little more than one.
 
         Args:
             logits: float [rows, ≥ vocabulary], the drafter's, in target token ids.
@@ -158,9 +123,11 @@ class DraftContext:
             source: which drafter of a merged tree asks.
 
         Returns:
-            What ``pick`` returns for each sequence, or what it raises.
+            For each sequence the proposals of each node, most promising first, in the order drawn where the tree is
+            ``causal``; none for a node behind an end of the output, nor for one whose history the request's parameters
+            refuse.  Whatever else fails for one sequence stands in its place as an exception.
         """
-        return self.picker.pick_all(logits, frontiers, source)
+        return self.picker.pick(logits, frontiers, source)
 
 
 class Committed(NamedTuple):

@@ -30,43 +30,31 @@ class DrawingPicker:
         self._turns, self._draws = turns, draws
 
     def pick(
-        self,
-        key: str,
-        logits: torch.Tensor,
-        paths: Sequence[Sequence[int]],
-        nodes: Sequence[int],
-        width: int,
-        source: int,
-    ) -> list[list[Proposal]]:
-        """Proposals per row; see :meth:`outrider.drafters.base.DraftContext.pick`."""
-        turn = self._turns[key]
-        ended = turn.endings.reached
-        if not any(map(ended, paths)):
-            with suppress(RequestError):
-                return self.drawn(turn, logits, paths, nodes, width, source)
-        picked: list[list[Proposal]] = [[] for _ in paths]
-        for row, (path, node) in enumerate(zip(paths, nodes, strict=True)):
-            if not ended(path):
-                with suppress(RequestError):
-                    (picked[row],) = self.drawn(turn, logits[row : row + 1], [path], [node], width, source)
-        return picked
-
-    def pick_all(
         self, logits: torch.Tensor, frontiers: Sequence[Frontier], source: int
     ) -> list[list[list[Proposal]] | Exception]:
-        """Proposals for many requests; see :meth:`outrider.drafters.base.DraftContext.pick_all`."""
+        """See :meth:`outrider.drafters.base.DraftContext.pick`."""
         known = self._perturbed(logits, frontiers) if self._draws is Draws.PERTURBED else [None] * len(frontiers)
         found: list[list[list[Proposal]] | Exception] = []
         for one, picked in zip(frontiers, known, strict=True):
             try:
-                found.append(
-                    self.pick(one.key, logits[list(one.rows)], one.paths, one.nodes, one.width, source)
-                    if picked is None
-                    else picked
-                )
+                found.append(self._alone(logits[list(one.rows)], one, source) if picked is None else picked)
             except Exception as error:  # noqa: BLE001 - it is told to the one request that met it
                 found.append(error)
         return found
+
+    def _alone(self, logits: torch.Tensor, one: Frontier, source: int) -> list[list[Proposal]]:
+        """Proposals for the nodes of one request, whose rows these are."""
+        turn = self._turns[one.key]
+        ended = [turn.endings.reached(path) for path in one.paths]
+        if not any(ended):
+            with suppress(RequestError):
+                return self.drawn(turn, logits, one.paths, one.nodes, one.width, source)
+        picked: list[list[Proposal]] = [[] for _ in one.paths]
+        for row, (path, node, over) in enumerate(zip(one.paths, one.nodes, ended, strict=True)):
+            if not over:
+                with suppress(RequestError):
+                    (picked[row],) = self.drawn(turn, logits[row : row + 1], [path], [node], one.width, source)
+        return picked
 
     def _perturbed(self, logits: torch.Tensor, frontiers: Sequence[Frontier]) -> list[list[list[Proposal]] | None]:
         """What can be asked for all requests together; None for the others."""
