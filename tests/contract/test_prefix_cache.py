@@ -456,13 +456,13 @@ def test_clearing_makes_the_next_request_cold_and_disturbs_no_running_one(
     stream = warm.stream(LONG, GREEDY)
     text = list(next(stream).token_ids)
     warm.clear_prefix_cache()
-    warm.engine.pool.check()
+    warm._driver.between_rounds(lambda engine: engine.pool.check())
     counts = rows_computed(warm)
     cold = warm.generate(LONG, GREEDY)[0]
     for chunk in stream:
         text += chunk.token_ids
     assert (cold.cached_tokens, cold.token_ids) == (0, truth.token_ids)
-    assert counts[0] >= len(LONG)
+    assert max(counts) >= len(LONG)
     assert tuple(text) == truth.token_ids
     assert warm.generate(LONG, GREEDY)[0].cached_tokens == taken_over(LONG)
     assert_clean(warm)

@@ -12,13 +12,14 @@ from cyclopts import Parameter
 from outrider.cli import group, output
 from outrider.cli.numbers import WHOLE, WHOLE_OR_NONE
 from outrider.cli.options import METHOD, MethodFlags, ModelFlags
-from outrider.drafters.base import AUTOMATIC, DrafterConfig
+from outrider.drafters import AUTOMATIC
+from outrider.drafters.base import DrafterConfig
 from outrider.drafters.none import NoDraft
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.bench.runner import Arm
-    from outrider.bench.session import Request
+    from outrider.bench.session import BenchRequest
 
 
 @Parameter(name="*")
@@ -44,15 +45,15 @@ class WorkFlags:
 
     def request(
         self, model: ModelFlags, arms: Sequence[Arm], temperatures: Sequence[float], top_ps: Sequence[float]
-    ) -> Request:
+    ) -> BenchRequest:
         """These flags as a request to a measuring session.
 
         Raises:
             ConfigError: a value out of range.
         """
-        from outrider.bench.session import Request  # takes seconds; --help should answer at once
+        from outrider.bench.session import BenchRequest  # takes seconds; --help should answer at once
 
-        return Request(
+        return BenchRequest(
             model=model.model,
             options=model.options,
             arms=tuple(arms),
@@ -84,7 +85,7 @@ class GridFlags:
     top_p: str = "1"
     """Top-p values, separated by commas; each is combined with every temperature above 0."""
 
-    def request(self, model: ModelFlags, work: WorkFlags, methods: MethodFlags) -> Request:
+    def request(self, model: ModelFlags, work: WorkFlags, methods: MethodFlags) -> BenchRequest:
         """The flags as a checked request.
 
         Raises:
@@ -167,7 +168,7 @@ def _numbers(flag: str, text: str) -> tuple[float, ...]:
         raise ConfigError(f"{flag} takes numbers separated by commas, not {text!r}") from None
 
 
-def _measure(request: Request) -> dict[str, Any]:
+def _measure(request: BenchRequest) -> dict[str, Any]:
     from outrider.bench.session import measure
 
     with output.progress("measuring") as (begin, advance):

@@ -42,7 +42,7 @@ class _Content(NamedTuple):
     text: str = ""
 
 
-def read(path: Path) -> Iterator[Prompt]:
+def read_file(path: Path) -> Iterator[Prompt]:
     """The prompts of a file, in its order; empty lines are none.
 
     Raises:

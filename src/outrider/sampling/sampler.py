@@ -196,7 +196,7 @@ class RequestSampler:
         return row
 
 
-class Asked(NamedTuple):
+class RowToRank(NamedTuple):
     """A row of logits from which one request's best tokens are wanted."""
 
     sampler: RequestSampler
@@ -207,7 +207,7 @@ class Asked(NamedTuple):
     """How many."""
 
 
-def perturbed_best(logits: torch.Tensor, asked: Sequence[Asked]) -> list[Best | None]:
+def perturbed_best(logits: torch.Tensor, asked: Sequence[RowToRank]) -> list[Best | None]:
     """:meth:`RequestSampler.perturbed_best` for rows of many requests: one call for all whose parameters are alike.
 
     Args:
@@ -240,12 +240,12 @@ def perturbed_best(logits: torch.Tensor, asked: Sequence[Asked]) -> list[Best | 
 
 def _with_confidence(best: torch.Tensor, scores: torch.Tensor, width: int) -> list[Best]:
     """The first ``width`` tokens of each row, as far as there are, with their share among all that were found."""
-    shares = torch.softmax(scores, dim=1)
-    counts = (best[:, :width] >= 0).sum(dim=1).tolist()
-    return [
-        (tokens[:count], share[:count])
-        for tokens, share, count in zip(best.tolist(), shares.tolist(), counts, strict=True)
-    ]
+    shares = torch.softmax(scores, dim=1)[:, :width].tolist()
+    found = []
+    for tokens, share in zip(best[:, :width].tolist(), shares, strict=True):
+        count = tokens.index(-1) if tokens[-1] < 0 else len(tokens)
+        found.append((tokens[:count], share[:count]))
+    return found
 
 
 class _TokenCounts:

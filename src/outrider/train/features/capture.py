@@ -21,7 +21,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.train.bars import bar
 from outrider.train.data.example import Example
 from outrider.train.features.buffer import FeatureBuffer
-from outrider.train.features.recording import Recording, Watcher
+from outrider.train.features.recording import Recording, RowWatcher
 from outrider.verify import make_verifier
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ class CaptureReport:
     seconds: float
 
     def __str__(self) -> str:
-        """One line to print."""
         made = (
             f"{self.texts:,} computed now, {self.rows:,} rows in {self.seconds:.0f} s"
             if self.texts
@@ -121,7 +120,7 @@ def _fitting(examples: Sequence[Example], buffer: FeatureBuffer) -> list[Example
     return fitting
 
 
-class _Reader(Watcher):
+class _Reader(RowWatcher):
     """Keeps the rows of each request until they are taken."""
 
     def __init__(self, layers: Sequence[int]) -> None:
@@ -129,7 +128,7 @@ class _Reader(Watcher):
         self._parts: dict[str, list[dict[int, torch.Tensor]]] = defaultdict(list)
 
     def see(self, kept: Committed, rows: dict[int, torch.Tensor]) -> None:
-        """See :class:`Watcher`."""
+        """See :class:`RowWatcher`."""
         self._parts[kept.key].append(rows)
 
     def pause(self, key: str) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from outrider.train.data.example import Example
 
 
-class Watcher:
+class RowWatcher:
     """A drafter that drafts nothing, and sees every row of some of the target's layers."""
 
     def __init__(self, layers: Sequence[int]) -> None:
@@ -55,7 +55,7 @@ class Watcher:
         """See :class:`outrider.drafters.base.Drafter`."""
 
 
-class Recorder(Watcher):
+class Recorder(RowWatcher):
     """Keeps what it sees of each text, and hands it out once the text has ended."""
 
     def __init__(self, layers: Sequence[int]) -> None:
@@ -66,7 +66,7 @@ class Recorder(Watcher):
         self._ended: dict[tuple[int, ...], dict[int, torch.Tensor] | NumericsError] = {}
 
     def see(self, kept: Committed, rows: dict[int, torch.Tensor]) -> None:
-        """See :class:`Watcher`."""
+        """See :class:`RowWatcher`."""
         self._tokens[kept.key] = kept.tokens
         try:
             self._rows[kept.key].append({layer: halves(layer, found) for layer, found in rows.items()})
@@ -115,7 +115,7 @@ class Recording:
     method: ClassVar[str] = "recording"
     automatic_rank: ClassVar[int] = 0
 
-    recorder: Watcher
+    recorder: RowWatcher
     most_nodes: ClassVar[int] = 1
 
     @property
@@ -123,7 +123,7 @@ class Recording:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
         return self.recorder.needs
 
-    def build(self, bench: Workbench) -> Watcher:
+    def build(self, bench: Workbench) -> RowWatcher:
         """See :class:`outrider.drafters.base.DrafterConfig`."""
         return self.recorder
 
