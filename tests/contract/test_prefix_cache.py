@@ -553,3 +553,23 @@ def test_a_prompt_that_finds_no_room_is_not_looked_up_every_round(monkeypatch: p
     assert len(looked) <= 2
     run_out(llm)
     assert late.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_prompt_without_an_answer_warms_the_cache(case: str) -> None:
+    """Every row of it was computed, and drafters have seen them."""
+    truth = make("none", backend="native", cache=COLD).generate(LONG, GREEDY)[0]
+    warm = make(by_id(case), backend="native", cache=WARM)
+    (empty_answer,) = warm.generate(LONG, max_tokens=0)
+    assert (empty_answer.token_ids, empty_answer.finish_reason) == ((), FinishReason.LENGTH)
+    assert_clean(warm)
+    done = warm.generate(LONG, GREEDY)[0]
+    assert (done.cached_tokens, done.token_ids) == (taken_over(LONG), truth.token_ids)
+    assert_clean(warm)
+
+
+def test_nobody_waits_for_rows_that_cannot_be_taken_over(rows_computed: Callable[[LLM], list[int]]) -> None:
+    llm = make("none", backend="native", cache=COLD)
+    counts = rows_computed(llm)
+    llm.generate([LONG] * 3, dataclasses.replace(GREEDY, max_tokens=1))
+    assert counts == [3 * len(LONG)]
