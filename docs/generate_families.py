@@ -1,4 +1,4 @@
-"""Write docs/families.md and the list of verified classes: every causal family, served or refused.
+"""Write docs/families.md and the list of verified classes: every causal family, supported or refused.
 
 Run ``python docs/generate_families.py`` after an update of transformers; it takes a minute or two.
 """
@@ -22,34 +22,39 @@ INTRODUCTION = f"""# Model families
 
 <!-- written by docs/generate_families.py; do not edit -->
 
-Every causal language model class of transformers {transformers.__version__} is in this table.  Each was built tiny with
-random weights and run through the contract of the `hf` backend: three ragged sequences in one flat pass, prompt chunks,
-trees with siblings, a sequence that joins late, commits of branches that skip nodes, plain decoding; texts outgrow the
-sliding windows and the lengths that scaled rotary embeddings were made for.  *Difference* is the largest difference of
-any logit from the unmodified model run alone on that row's path with its own attention (fp32, limit {TOLERANCE:.0e}).
-*Control* is the same with every drafted row denied its parent: what the comparison can see.  *Hidden rows* says whether
-the rows that trained drafters read equal the model's own hidden states.
+The tables list every causal language model class of transformers {transformers.__version__}: those that the `hf`
+backend runs, and those that it refuses, with the reason. [The native backend](cpu.md#supported-models) has
+its own list.
 
-A class that is not in the table, or a transformers release other than the one above, is compared with its own eager
+Each class was built tiny with random weights and tested with the contract of the `hf` backend: three ragged sequences
+in one flat pass, prompt chunks, trees with siblings, a sequence that joins late, commits of branches that skip nodes,
+and plain decoding. Texts are longer than sliding windows and than the original length of scaled rotary embeddings.
+
+* *difference*: the largest difference of any logit from the unmodified model, run alone on the row's path with its own
+  attention (fp32, limit {TOLERANCE:.0e}).
+* *control*: the same if no draft row sees its parent. This is what the test can detect.
+* *hidden rows*: whether the rows that trained drafters read equal the model's own hidden states.
+
+A class that is not in the table, or any class in another release of transformers, is compared with its own eager
 attention on a few tokens when it is loaded, and refused if it differs.
 """
 ROTARY = """
 ## Rotary embeddings that depend on the length
 
-`longrope` (Phi-3, Phi-3.5-MoE) and `dynamic` choose their frequencies by the longest position of a call.  In a flat
-pass a row would then depend on its neighbours, and a key written while the text was short would not fit a query that is
-computed when it is long: within one text, all rows must use one set of frequencies.  Outrider therefore
-chooses once, when the model is loaded, by the context length it serves: the frequencies are those of a text that long.
+`longrope` (Phi-3, Phi-3.5-MoE) and `dynamic` choose their frequencies by the longest position of a call. In a flat pass
+a row would then depend on other rows, and a key written while the text was short would not fit a query computed when it
+is long. All rows of a text must use the same frequencies. So Outrider chooses them once, when the model is loaded:
+those of a text as long as the context.
 
-* `longrope`: served with a context within `original_max_position_embeddings`, the short factors, equal to transformers
-  for every text; served with more, the long factors, equal to transformers for every text longer than the original
-  length.  Shorter texts then use the long factors too; where all texts are short, `HFModel` with a shorter
-  `context_length` serves them with the short ones.
-* `dynamic`: the frequencies of a text as long as the served context; within `max_position_embeddings` these are the
-  unscaled ones, equal to transformers.
+* `longrope`: with a context up to `original_max_position_embeddings`, the short factors, equal to transformers for
+  every text. With a longer context, the long factors, equal to transformers for every text longer than the original
+  length; shorter texts then use the long factors, too. If all texts are short, load the model with a shorter
+  `context_length`.
+* `dynamic`: the frequencies of a text as long as the context; up to `max_position_embeddings` these are unscaled and
+  equal to transformers.
 
-A row's result is thus a function of its own path and of the configuration, whatever is in the batch and however a
-prompt is cut into chunks.  `linear`, `yarn`, `llama3` and `proportional` do not depend on the length and need no rule.
+So a row's result depends only on its own path and on the configuration, not on the batch or on prompt chunks. `linear`,
+`yarn`, `llama3` and `proportional` do not depend on the length.
 """
 
 
@@ -61,16 +66,21 @@ def main() -> None:
     findings = list(examine_all())
     failed = [finding for finding in findings if not finding.passed]
     if failed:
-        raise SystemExit(f"neither served rightly nor refused: {failed}")
+        raise SystemExit(f"neither correct nor refused: {failed}")
     (ROOT / "docs" / "families.md").write_text(page(findings), encoding="utf-8")
-    (ROOT / "src" / "outrider" / "target" / "verified.py").write_text(verified(findings), encoding="utf-8")
+    (ROOT / "src" / "outrider" / "models" / "hf" / "verified.py").write_text(verified(findings), encoding="utf-8")
 
 
 def page(findings: Iterable[Finding]) -> str:
     """The document."""
     served = [finding for finding in findings if finding.outcome is not None]
     refused = [finding for finding in findings if finding.outcome is None]
-    lines = [INTRODUCTION, f"## Served: {len(served)}", "", "| model type | class | variant | difference | control |"]
+    lines = [
+        INTRODUCTION,
+        f"## Supported: {len(served)}",
+        "",
+        "| model type | class | variant | difference | control |",
+    ]
     lines[-1] += " hidden rows |"
     lines.append("|---|---|---|---|---|---|")
     lines += map(served_line, served)

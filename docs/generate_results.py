@@ -233,8 +233,7 @@ def comparisons() -> list[dict[str, Any]]:
 def quality() -> str:
     """The comparison with fp32, all models in one table."""
     lines = [
-        "| model | engine | mean KL | median | p99 | same argmax | perplexity "
-        "| ratio of mean KL, Outrider / engine (95 %) |",
+        "| model | engine | mean KL | median | p99 | same argmax | perplexity | mean KL, Outrider ÷ engine (95 %) |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     notes = []

@@ -1,7 +1,7 @@
-"""Speculative decoding that changes nothing about the output.
+"""Lossless speculative decoding: the same output, faster.
 
-A cheap drafter proposes, the target verifies many tokens in one pass, and what comes out is what the target alone
-would have produced.
+A cheap drafter proposes several tokens, the target verifies them in one pass, and an acceptance rule keeps those that
+the target would have written itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the user gets: completions, and pieces of them while they stream."""
+"""Results: completions, their choices, and the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ class Choice:
     """One of the ``n`` outputs of a prompt."""
 
     index: int
-    """Which of them, from 0."""
+    """Its index among the ``n`` outputs, from 0."""
     text: str
-    """The output's text, without the stop string that ended it."""
+    """The text, without the stop string that ended it."""
     token_ids: tuple[int, ...]
-    """The output's tokens, with the one that ended it."""
+    """The output tokens, with the one that ended the output."""
     finish_reason: FinishReason
-    """Why it ended."""
+    """Why the output ended."""
     stop_reason: int | str | None
-    """The stop string or stop token id that ended it, where one did."""
+    """The stop string or stop token id that ended the output; otherwise None."""
     seed: int
-    """Together with ``index`` it reproduces the text under the default rule, with speculation on or off."""
+    """The seed; with ``index`` it reproduces the text under the default rule, with speculation on or off."""
     speculation: SpeculationStats
-    """What became of the drafts."""
+    """Counts of proposed, tested and accepted drafts."""
     logprobs: tuple[TokenLogprob, ...] | None = None
-    """How likely each token was, where the parameters asked for it."""
+    """Log-probabilities of the tokens, if requested."""
     error: str | None = None
-    """Why it could not go on, where ``finish_reason`` is ``error``; what stands before it is kept."""
+    """The error message if ``finish_reason`` is ``error``; the output before the error is kept."""
     cached_tokens: int = 0
-    """Prompt tokens whose keys and values another request had computed."""
+    """Prompt tokens that came from the prefix cache."""
     from_draft: tuple[bool, ...] = ()
-    """Of each token, whether an accepted draft brought it."""
+    """For each token, whether it was an accepted draft."""
 
     _decoder: ClassVar[Any] = None
-    """Makes what turns the tokens into text one by one; not part of the value, and left behind by pickle."""
+    """Makes the incremental decoder of the tokens; not part of the value, and not pickled."""
 
     @classmethod
     def of(
@@ -57,9 +57,9 @@ class Choice:
         """The output of a finished request.
 
         Args:
-            request: it has ended.
-            from_draft: of each of its tokens, whether an accepted draft brought it.
-            decoder: makes what turned its tokens into text.
+            request: the finished request.
+            from_draft: for each token, whether it was an accepted draft.
+            decoder: makes the incremental decoder of its tokens.
         """
         assert request.finish_reason is not None
         choice = cls(
@@ -79,7 +79,7 @@ class Choice:
         return choice
 
     def pieces(self) -> list[tuple[str, bool]]:
-        """The text, cut where the source of its tokens changes: each piece with whether accepted drafts brought it."""
+        """The text in pieces, each with whether it consists of accepted drafts."""
         if self._decoder is None:
             return [(self.text, False)] if self.text else []
         stream, found, left = self._decoder(), list[tuple[str, bool]](), len(self.text)
@@ -93,7 +93,7 @@ class Choice:
         return found
 
     def __repr__(self) -> str:
-        """What a person wants to see of it."""
+        """A short representation."""
         ending = f", error={self.error!r}" if self.error else ""
         return (
             f"Choice(index={self.index}, text={_SHORT.repr(self.text)}, {_tokens(self.token_ids)}, "
@@ -105,7 +105,7 @@ class Choice:
         return texts_html([(self.pieces(), self.error)], " · ".join(_counts([self], self.speculation)))
 
     def __getstate__(self) -> dict[str, Any]:
-        """The value alone."""
+        """The state without the decoder."""
         return {name: value for name, value in self.__dict__.items() if name != "_decoder"}
 
 
@@ -113,17 +113,17 @@ class Choice:
 class Completion:
     """The outputs of one prompt.
 
-    ``text``, ``token_ids`` and ``finish_reason`` are the first choice's.
+    ``text``, ``token_ids`` and ``finish_reason`` are those of the first choice.
     """
 
     prompt_token_ids: tuple[int, ...]
-    """What the model read."""
+    """Token ids of the prompt."""
     choices: tuple[Choice, ...]
-    """The outputs, as many as ``n`` asked for."""
+    """The ``n`` outputs."""
     seconds: PhaseSeconds
-    """Time of the call that made it, shared by all prompts of that call and by calls of other threads meanwhile."""
+    """Time of the call; it includes the other prompts of the call, and other threads' requests in the meantime."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
-    """How likely each of the prompt's tokens was, where the parameters asked for it; the first has none."""
+    """Log-probabilities of the prompt's tokens, if requested; None for the first token."""
 
     @property
     def text(self) -> str:
@@ -142,17 +142,17 @@ class Completion:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens the first choice did not have to compute; the others take over what it did."""
+        """Prompt tokens that the first choice took from the prefix cache; the other choices reuse its rows."""
         return self.choices[0].cached_tokens
 
     @property
     def prediction(self) -> Prediction | None:
-        """Cost coefficient and estimated speedup of a prompt completed alone; None where nothing was drafted."""
+        """Cost coefficient and estimated speedup, for a prompt completed alone; None if nothing was drafted."""
         return Prediction.of(self.speculation, self.seconds)
 
     @property
     def speculation(self) -> SpeculationStats:
-        """Drafting counts of all choices together."""
+        """Counts of drafts, summed over all choices."""
         total = SpeculationStats()
         for choice in self.choices:
             total.merge(choice.speculation)
@@ -167,7 +167,7 @@ class Completion:
         return " · ".join([*faster, speed, *_counts(self.choices, self.speculation)])
 
     def __repr__(self) -> str:
-        """What a person wants to see of it."""
+        """A short representation."""
         several = f", choices={len(self.choices)}" if len(self.choices) != 1 else ""
         return (
             f"Completion(text={_SHORT.repr(self.text)}, {_tokens(self.token_ids)}, "
@@ -181,21 +181,21 @@ class Completion:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a streamed output: what one round added."""
+    """A piece of a streamed output: the tokens of one round."""
 
     index: int
-    """Which of the ``n`` outputs it belongs to."""
+    """Index of the output, among the ``n``."""
     text: str
-    """What may be shown now; the beginning of a stop string is held back."""
+    """The text that can be shown now; a possible start of a stop string is held back."""
     token_ids: tuple[int, ...]
-    """The round's tokens."""
+    """The tokens of the round."""
     drafted: int
-    """How many of the tokens were accepted drafts; they come first."""
+    """Number of accepted drafts among the tokens; they come first."""
     choice: Choice | None = None
-    """The whole output, with its last piece."""
+    """The whole output; only in the last chunk."""
 
     def __repr__(self) -> str:
-        """What a person wants to see of it."""
+        """A short representation."""
         end = f", finish_reason={self.choice.finish_reason.value!r}" if self.choice else ""
         return f"Chunk(index={self.index}, text={self.text!r}, {_tokens(self.token_ids)}, drafted={self.drafted}{end})"
 

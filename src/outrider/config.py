@@ -1,4 +1,4 @@
-"""Options of the engine itself; each drafting method owns its own in its own file."""
+"""Options of the KV cache, the scheduler and speculation; each drafting method has its own in its own file."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """How many keys and values are kept."""
+    """Size and layout of the KV cache."""
 
     method = "cache"
-    rows: int = option(0, "Token rows each model's cache can hold; 0 makes room for two whole contexts, 65536 at most.")
-    page_size: int = option(16, "Rows per page.", low=1, high=4096)
+    rows: int = option(
+        0, "Tokens that each model's KV cache can hold; 0 fits two whole contexts, but at most 65536 tokens."
+    )
+    page_size: int = option(16, "Tokens per page.", low=1, high=4096)
     prefix_cache: bool | None = option(
         None,
-        "Take over the rows of earlier requests whose text begins alike; by default where that changes no bit: on the "
-        "native backend.",
+        "Reuse the KV cache of earlier requests with the same prefix; default: on with the native backend, where it "
+        "changes no bit.",
     )
 
     def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
+        """Check the bounds."""
         check_options(self)
         if not (self.prefix_cache is None or isinstance(self.prefix_cache, bool)):
             raise ConfigError(f"cache: prefix_cache must be True, False or None, not {self.prefix_cache!r}")
@@ -37,57 +39,57 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """How much work goes into one pass."""
+    """How much work goes into one forward pass."""
 
     method = "scheduler"
-    max_running: int = option(256, "Most requests decoded side by side.", low=1)
-    max_rows: int = option(2048, "Most rows in one pass, prompts and drafts together.", low=1)
-    prefill_chunk: int = option(512, "Most rows of one prompt in one pass.", low=1)
+    max_running: int = option(256, "Maximum number of running requests.", low=1)
+    max_rows: int = option(2048, "Maximum rows per pass: prompt tokens, decoded tokens and drafts together.", low=1)
+    prefill_chunk: int = option(512, "Maximum prompt tokens of one request per pass (chunked prefill).", low=1)
 
     def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
+        """Check the bounds."""
         check_options(self)
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """How to speculate: the method, the acceptance rule, and the method's own options.
+    """How to speculate: the drafting method, its options, and the acceptance rule.
 
-    Where ``method`` is a method's config, ``options`` change its fields; ``auto`` is lookup, with the draft model or
-    the trained head behind it where one is given, or a head lies beside the target.  Options may be spelled as vLLM
-    does: ``num_speculative_tokens``, ``prompt_lookup_max``, ``prompt_lookup_min``, and ``model`` for a head too.
+    ``auto`` uses lookup, and then the draft model or trained head that you give, or a head beside the target.  If
+    ``method`` is a config object, ``options`` change its fields.  vLLM's names work too: ``num_speculative_tokens``,
+    ``prompt_lookup_max``, ``prompt_lookup_min``, and ``model`` for a head.
 
     Raises:
-        ConfigError: a value is of another kind.
+        ConfigError: a value has the wrong type.
     """
 
     method: str | DrafterConfig = "auto"
-    """A method's name, ``auto``, or a method's config; None is plain decoding."""
+    """A method's name, ``auto``, or a method's config object; None is plain decoding."""
     verifier: str = "coupled"
-    """The acceptance rule."""
+    """Name of the acceptance rule."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The method's options, by name."""
+    """Options of the method, by name."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no choice."""
+        """Check the types."""
         object.__setattr__(self, "method", PLAIN if self.method is None else self.method)
         if not _is_method(self.method):
             raise ConfigError(f"speculation: method must be a method's name or config, not {self.method!r}")
         if not isinstance(self.verifier, str):
             raise ConfigError(f"speculation: verifier must be the name of an acceptance rule, not {self.verifier!r}")
         if not isinstance(self.options, Mapping):
-            raise ConfigError(f"speculation: options must map options to values, not be {self.options!r}")
+            raise ConfigError(f"speculation: options must be a dict of options and values, not {self.options!r}")
 
     @classmethod
     def of(cls, given: Any) -> Speculation:
-        """What a user passes as speculation.
+        """Read what a user passes as speculation.
 
         Args:
-            given: a method's name or config, a dict with ``method``, ``verifier`` and the method's options, True for
-                ``auto``, None or False for plain decoding, or a :class:`Speculation`.
+            given: a :class:`Speculation`, a method's name or config, a dict with ``method``, ``verifier`` and options,
+                True for ``auto``, or None or False for plain decoding.
 
         Raises:
-            ConfigError: it is something else.
+            ConfigError: it is none of these.
         """
         if isinstance(given, Speculation):
             return given
@@ -107,14 +109,14 @@ class Speculation:
     def drafting_with(
         self, models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], argument: str
     ) -> Speculation:
-        """The same with draft models or a head that the method is to use.
+        """Add draft models or a head.
 
         Args:
             models: folders, hub ids or files.
-            argument: what the user gave them as, for messages.
+            argument: the user's argument, for messages.
 
         Raises:
-            ConfigError: the method drafts without, or names its own already.
+            ConfigError: the method uses no draft model, or has one already.
         """
         names = _names(models)
         if self._automatic:
@@ -122,19 +124,19 @@ class Speculation:
         else:
             config = self.drafter_config()
             if (item := drafter_option(config)) is None:
-                raise ConfigError(f"{config.method} takes no draft model; leave {argument} out, or the method to auto")
+                raise ConfigError(f"{config.method} uses no draft model; leave {argument} out, or use the method auto")
             if len(names) > 1 and not isinstance(item.default, tuple):
                 raise ConfigError(f"{config.method} takes one draft model, not {len(names)}")
             known, place = bool(drafters_named(config)), item.name
         if known:
-            raise ConfigError(f"speculation names its draft models already; leave {argument} out")
+            raise ConfigError(f"speculation already names its draft models; leave {argument} out")
         return replace(self, options={**self.options, place: names if len(names) > 1 else names[0]})
 
     def drafter_config(self, beside: Callable[[], Sequence[str]] = tuple) -> DrafterConfig:
-        """The method's checked config.
+        """Make the method's config and check it.
 
         Args:
-            beside: asked for the heads beside the target where the choice is open and no draft model is named.
+            beside: gives the heads beside the target; called if ``auto`` has no draft model.
 
         Raises:
             ConfigError: an unknown method or option, or a value out of bounds.
@@ -143,14 +145,16 @@ class Speculation:
         if self._automatic:
             given = [value for name in _DRAFTERS if (value := options.pop(name, None))]
             if len(given) > 1:
-                raise ConfigError(f"auto takes its draft models as one of {', '.join(_DRAFTERS)}, not as several")
+                raise ConfigError(
+                    f"auto takes its draft models in one of {', '.join(_DRAFTERS)}; give only one of these"
+                )
             config, chosen = automatic_config(_names(given[0]) if given else beside()), AUTOMATICALLY
         else:
             config, chosen = config_class(self.method)() if isinstance(self.method, str) else self.method, ""
         return changed(config, _spelled(options, config), chosen=chosen)
 
     def __repr__(self) -> str:
-        """What differs from the default."""
+        """The values that differ from the defaults."""
         default = Speculation()
         shown = [] if self.method == default.method else [repr(self.method)]
         shown += [] if self.verifier == default.verifier else [f"verifier={self.verifier!r}"]
@@ -165,7 +169,7 @@ class Speculation:
 PLAIN: Final = "none"
 """The method that drafts nothing."""
 _DRAFTERS: Final = ("models", "model", "head")
-"""Options by which ``auto`` is told what to draft with."""
+"""Options that tell ``auto`` what to draft with."""
 _SPELLINGS: Final = {
     "num_speculative_tokens": (Role.DEPTH, Role.TOKENS),
     "prompt_lookup_max": (Role.LONGEST_MATCH,),
@@ -175,18 +179,18 @@ _SPELLINGS: Final = {
 }
 """What others call an option, and the roles it may have: the first that the method has an option for."""
 AuditScope = Literal["all", "texts", "greedy"]
-"""What an audit checks: texts and frequencies, texts alone, or greedy texts alone."""
+"""What an audit checks: texts and frequencies, only texts, or only greedy texts."""
 
 
 def read_config(given: Any, default: Config) -> Config:
-    """What a user passes where a config is due.
+    """Read a config from an object, a dict of its fields, or None.
 
     Args:
-        given: such a config, a dict of its fields, or None.
-        default: what None stands for.
+        given: what the user passed.
+        default: the config that None stands for.
 
     Raises:
-        ConfigError: it is something else, or names a field there is not.
+        ConfigError: it is none of these, or names an unknown field.
     """
     if given is None or isinstance(given, type(default)):
         return default if given is None else given
@@ -197,7 +201,7 @@ def read_config(given: Any, default: Config) -> Config:
 
 
 def _spelled(options: Mapping[str, Any], config: DrafterConfig) -> dict[str, Any]:
-    """Options by the names of a config's fields, models and lists of them as the fields hold them."""
+    """Options by the names of our fields, with models as strings or tuples."""
     known = {item.name: item for item in fields(config)}  # type: ignore[arg-type]
     roles, named = roles_of(config), dict[str, Any]()
     for name, value in options.items():
@@ -212,7 +216,7 @@ def _spelled(options: Mapping[str, Any], config: DrafterConfig) -> dict[str, Any
 
 
 def _names(given: Any) -> tuple[str, ...]:
-    """Names of models from one or several; a path is a name."""
+    """Model names from one name or several; paths count as names."""
     listed = [given] if isinstance(given, (str, os.PathLike)) else given
     if not isinstance(listed, Sequence) or not all(isinstance(item, (str, os.PathLike)) for item in listed):
         raise ConfigError(f"draft models must be given as folders, hub ids or files, not {given!r}")

@@ -1,40 +1,40 @@
-"""The errors a user can cause, each one clear sentence that names the culprit and the way out."""
+"""Errors that a user can cause; each message is one sentence that names the cause and the way out."""
 
 
 class OutriderError(Exception):
-    """Base of every error Outrider raises on purpose; the command line turns it into exit code 2."""
+    """Base class of all errors that Outrider raises on purpose; the command line exits with code 2."""
 
 
 class ConfigError(OutriderError, ValueError):
-    """An option or sampling parameter has a value that cannot be served; the message names the field."""
+    """An option or sampling parameter has a bad value; the message names the field."""
 
 
 class ModelError(OutriderError):
-    """A model cannot be found, read or served; the message names the file or the architecture."""
+    """A model cannot be found, read or run; the message names the file or the architecture."""
 
 
 class RequestError(OutriderError, ValueError):
-    """One request cannot be served (empty prompt, prompt past the context); other requests go on."""
+    """One request cannot be served, such as an empty prompt or one past the context; others continue."""
 
 
 class NumericsError(OutriderError, ArithmeticError):
-    """The target produced logits that are not numbers; the request that met them is ended."""
+    """The target produced NaN or infinite logits; the request ends."""
 
 
 class TrainingError(OutriderError):
-    """A training cannot begin or go on; the message says what to do, and nothing trained so far is lost."""
+    """A training cannot start or continue; the message says what to do, and nothing trained so far is lost."""
 
 
 def counted(count: int, noun: str) -> str:
-    """A number and what it counts, as ``1 prompt`` and ``2 prompts``."""
+    """A number with its noun, as ``1 prompt`` and ``2 prompts``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def cause(error: BaseException) -> str:
-    """Why something failed, for a sentence that names the file already."""
+    """The reason of an error, for a message that already names the file."""
     return str(getattr(error, "strerror", None) or error)
 
 
 def one_line(error: BaseException) -> str:
-    """Shorten a library's message to one line."""
+    """A library's error message on one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Reads what users pass as prompts and parameters: what is clear is taken, the rest refused in one sentence."""
+"""Reads prompts and parameters as users write them, and refuses unclear input in one sentence."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from outrider.sampling.params import SamplingParams
 from outrider.values import listed, plain
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or a dict of either; arrays and tensors of ids are read too."""
+"""A text, token ids, or a dict with one of them; arrays and tensors of ids work too."""
 Params = SamplingParams | Mapping[str, Any]
 ReadPrompt = str | list[int]
 
 _IDS: Final = ("prompt_token_ids", "input_ids")
 _BESIDE: Final = ("attention_mask", "token_type_ids", "prompt")
-"""What may stand beside token ids in a dict: which of them count, and what needs no answer."""
+"""Keys that a dict may have beside the token ids."""
 SAME: Final = {
     "max_new_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
@@ -31,25 +31,25 @@ SAME: Final = {
     "stop_strings": "stop",
     "bad_words_ids": "bad_words",
 }
-"""What others call a sampling parameter, where they mean the same by it."""
+"""Other projects' names of sampling parameters with the same meaning."""
 OTHERWISE: Final = {
-    "do_sample": "temperature 0 is greedy, and above 0 samples",
-    "eos_token_id": "stop_token_ids ends the output at more tokens than the model's own",
-    "logits_processor": "processors takes functions of (history, logits)",
-    "logits_processors": "processors takes functions of (history, logits)",
-    "num_beams": "outputs are sampled, n of them, and there is no beam search",
-    "stream": "stream() and chat(…, stream=True) answer piece by piece",
-    "top_logprobs": "logprobs takes the number of them",
+    "do_sample": "temperature=0 is greedy, and a higher temperature samples",
+    "eos_token_id": "stop_token_ids adds token ids that end the output",
+    "logits_processor": "pass functions of (history, logits) as processors",
+    "logits_processors": "pass functions of (history, logits) as processors",
+    "num_beams": "there is no beam search; n gives several samples",
+    "stream": "use stream() or chat(…, stream=True)",
+    "top_logprobs": "logprobs takes the number",
     "use_tqdm": "progress=True shows a progress bar",
 }
-"""What others take and is said otherwise here."""
-_ROWS: Final = 'cache={"rows": …} bounds the tokens whose keys and values are kept'
-_ONE_DEVICE: Final = "a model runs on one device, which device names"
-_QUANTIZED: Final = 'quantization="w8" or "w4" quantises on the native backend'
-_OWN: Final = "it comes from the model's own files"
+"""Other projects' sampling parameters that are written differently here."""
+_ROWS: Final = 'cache={"rows": …} limits the tokens in the KV cache'
+_ONE_DEVICE: Final = "a model runs on one device; name it with device"
+_QUANTIZED: Final = 'quantization="w8" or "w4" quantizes on the native backend'
+_OWN: Final = "it comes from the model's files, so leave it out"
 LOADED_OTHERWISE: Final = {
-    "assistant_model": "draft_model names a smaller model that drafts",
-    "attn_implementation": "attention is the backend's own, so leave it out",
+    "assistant_model": "draft_model names the draft model",
+    "attn_implementation": "each backend has its own attention, so leave it out",
     "block_size": 'write cache={"page_size": …}',
     "chat_format": _OWN,
     "device_map": _ONE_DEVICE,
@@ -66,30 +66,30 @@ LOADED_OTHERWISE: Final = {
     "model_path": "the model is the first argument",
     "n_batch": 'write scheduler={"prefill_chunk": …}',
     "n_ctx": "write context_length",
-    "n_gpu_layers": 'device="cuda" puts the whole model on a GPU, and device="cpu" none of it',
+    "n_gpu_layers": 'device="cuda" puts the whole model on the GPU',
     "num_speculative_tokens": 'write speculation={"method": …, "num_speculative_tokens": …}',
     "pipeline_parallel_size": _ONE_DEVICE,
     "prompt_lookup_num_tokens": 'write speculation={"method": "ngram", "num_draft_tokens": …}',
     "quantization_config": _QUANTIZED,
-    "speculative_config": "speculation takes such a dict",
-    "speculative_model": "draft_model names a smaller model that drafts",
+    "speculative_config": "pass the dict as speculation",
+    "speculative_model": "draft_model names the draft model",
     "tensor_parallel_size": _ONE_DEVICE,
     "tokenizer": _OWN,
     "torch_dtype": "write dtype",
-    "trust_remote_code": "code that comes with a model is never run, so leave it out",
+    "trust_remote_code": "Outrider never runs code from a model, so leave it out",
 }
-"""What others take when they load a model, and what is written here."""
+"""Other projects' arguments for loading a model, and what to write here."""
 
 
 def read_prompts(given: Any) -> list[ReadPrompt]:
-    """One prompt or several, each as text or token ids.
+    """Read one prompt or several, each as text or token ids.
 
     Args:
-        given: a text, ids, a dict with ``prompt``, ``prompt_token_ids`` or ``input_ids``, an array of one or two
-            dimensions, or anything that can be gone through and holds such.
+        given: a text, token ids, a dict with ``prompt``, ``prompt_token_ids`` or ``input_ids``, an array of one or two
+            dimensions, or an iterable of these.
 
     Raises:
-        RequestError: it is something else, naming the place.
+        RequestError: it is none of these; the message names the place.
     """
     if isinstance(given, str):
         return [given]
@@ -102,21 +102,21 @@ def read_prompts(given: Any) -> list[ReadPrompt]:
 
 
 def read_prompt(given: Any, name: str = "the prompt") -> ReadPrompt:
-    """One prompt, as text or token ids.
+    """Read one prompt as text or token ids.
 
     Args:
-        given: see :func:`read_prompts`.
-        name: for messages.
+        given: as for :func:`read_prompts`.
+        name: its name in messages.
 
     Raises:
-        RequestError: it is something else, or several.
+        RequestError: it is not a prompt, or there are several.
     """
     if isinstance(given, str):
         return given
     if isinstance(given, Mapping):
         found = _from_mapping(given, name)
         if len(found) != 1:
-            raise RequestError(f"{name} holds {counted(len(found), 'prompt')}; give each on its own")
+            raise RequestError(f"{name} holds {counted(len(found), 'prompt')}; give one at a time")
         return found[0]
     items = _items(given, name)
     if items and all(isinstance(item, (str, Mapping, list, tuple)) for item in items):
@@ -128,16 +128,16 @@ def read_prompt(given: Any, name: str = "the prompt") -> ReadPrompt:
 
 
 def read_params(given: Any, options: Mapping[str, Any], count: int) -> list[SamplingParams]:
-    """The sampling parameters of each prompt.
+    """Read the sampling parameters of each prompt.
 
     Args:
-        given: one for all prompts, as parameters or a dict, or one for each; None is greedy.
-        options: single parameters by name, which go before the others.
-        count: how many prompts there are.
+        given: parameters or a dict for all prompts, or a list with one per prompt; None is greedy.
+        options: single parameters by name; they override the others.
+        count: the number of prompts.
 
     Raises:
-        ConfigError: it is something else, or a value is out of range.
-        RequestError: there are more or fewer than prompts.
+        ConfigError: it is none of these, or a value is out of range.
+        RequestError: their number differs from that of the prompts.
     """
     if "sampling_params" in options:
         if given is not None:
@@ -148,12 +148,13 @@ def read_params(given: Any, options: Mapping[str, Any], count: int) -> list[Samp
         return [_one(given, options)] * count
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
         raise ConfigError(
-            f"sampling parameters must be SamplingParams, a dict, or one of these a prompt, not {given!r}"
+            f"sampling parameters must be SamplingParams, a dict, or a list with one per prompt, not {given!r}"
         )
     each = [_one(item, options) for item in given]
     if len(each) != count:
         raise RequestError(
-            f"params holds {len(each)} for {counted(count, 'prompt')}; give one for all prompts, or one for each"
+            f"got {counted(len(each), 'set')} of parameters for {counted(count, 'prompt')}; "
+            "give one for all prompts, or one per prompt"
         )
     return each
 
@@ -167,7 +168,7 @@ def _one(given: Any, options: Mapping[str, Any]) -> SamplingParams:
 
 
 def _named(given: Mapping[Any, Any]) -> dict[str, Any]:
-    """The same by the names of our own fields."""
+    """The parameters by the names of our fields."""
     known = [item.name for item in fields(SamplingParams)]
     named: dict[str, Any] = {}
     for name, value in given.items():
@@ -183,19 +184,19 @@ def _named(given: Mapping[Any, Any]) -> dict[str, Any]:
 def refuse_unknown(
     unknown: Iterable[str], door: Callable[..., Any], otherwise: Mapping[str, str] = LOADED_OTHERWISE
 ) -> None:
-    """Refuse arguments that are not among a function's own.
+    """Refuse unknown keyword arguments.
 
     Args:
         unknown: their names.
-        door: the function; its arguments' names are what may have been meant.
+        door: the function that got them.
         otherwise: what to write instead, by name.
 
     Raises:
-        ConfigError: there is one, naming what to write instead.
+        ConfigError: there is one; the message says what to write instead.
     """
     known = [item.name for item in signature(door).parameters.values() if item.kind is item.KEYWORD_ONLY]
     sampling = {item.name for item in fields(SamplingParams)} | SAME.keys() | OTHERWISE.keys()
-    beside = dict.fromkeys(sampling, "it goes to generate(), chat() or stream()")
+    beside = dict.fromkeys(sampling, "pass it to generate(), chat() or stream()")
     for name in unknown:
         raise ConfigError(_unknown(name, known, "argument", {**beside, **otherwise}))
 
@@ -211,20 +212,20 @@ def _from_mapping(given: Mapping[Any, Any], name: str = "the prompt") -> list[Re
     present = {key: value for key, value in given.items() if value is not None}
     source = next((key for key in (*_IDS, "prompt") if key in present), None)
     if source is None:
-        hint = "; conversations go to chat()" if {"role", "content", "messages"} & present.keys() else ""
+        hint = "; pass conversations to chat()" if {"role", "content", "messages"} & present.keys() else ""
         raise RequestError(f"{name} is a dict without prompt, prompt_token_ids or input_ids{hint}")
     unread = [key for key in present if key not in (source, *_BESIDE)]
     if unread:
-        raise RequestError(f"{name} has {unread[0]!r}, which this model does not read; leave it out")
+        raise RequestError(f"{name} has {unread[0]!r}, which is not supported; leave it out")
     found = read_prompts(present[source])
     mask = present.get("attention_mask")
     return found if mask is None else _masked(found, read_prompts(mask), name)
 
 
 def _masked(prompts: Sequence[ReadPrompt], masks: Sequence[ReadPrompt], name: str) -> list[ReadPrompt]:
-    """Token ids without the padding that a mask marks."""
+    """Token ids without the padding that the mask marks."""
     if [len(ids) for ids in prompts] != [len(mask) for mask in masks]:
-        raise RequestError(f"{name} has an attention_mask of another shape than its token ids")
+        raise RequestError(f"{name} has an attention_mask whose shape differs from its token ids")
     return [[i for i, kept in zip(ids, mask, strict=True) if kept] for ids, mask in zip(prompts, masks, strict=True)]  # type: ignore[misc]
 
 
@@ -232,7 +233,7 @@ def _items(given: Any, name: str) -> list[Any]:
     if isinstance(given, (bytes, bytearray, memoryview)):
         raise RequestError(f"{name} must be text or token ids, not bytes; decode it first")
     if isinstance(given, Set):
-        raise RequestError(f"{name} must be text or token ids in order, and a set has none; give a list")
+        raise RequestError(f"{name} must be text or token ids, and a set has no order; give a list")
     try:
         return listed(given)
     except TypeError:
@@ -245,18 +246,18 @@ def _token_id(item: Any, name: str) -> int:
             return index(item)
     except TypeError:
         pass
-    raise RequestError(f"{name} holds {item!r}, which is no token id")
+    raise RequestError(f"{name} holds {item!r}, which is not a token id")
 
 
 def read_load_options(context_length: Any, **names: Any) -> LoadOptions:
-    """How models are run, where the user may pass torch's own names of precisions and devices.
+    """Read the options of loading a model; dtype and device may be torch objects.
 
     Args:
         context_length: a whole number, or None.
-        names: the other fields; None leaves one at its default.
+        names: the other fields; None keeps the default.
 
     Raises:
-        ConfigError: the context length is something else.
+        ConfigError: the context length is not a whole number.
     """
     longest = plain(context_length)
     if longest is not None and (isinstance(longest, bool) or not isinstance(longest, int)):

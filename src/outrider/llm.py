@@ -1,4 +1,4 @@
-"""The front door: load a model, complete prompts."""
+"""``LLM``: load a model and complete prompts."""
 
 from __future__ import annotations
 
@@ -31,38 +31,35 @@ from outrider.reading import Reader
 from outrider.verify.base import rule_label
 
 Plan = str | DrafterConfig | Speculation | Mapping[str, Any] | bool | None
-"""What says how to speculate; see :meth:`outrider.config.Speculation.of`."""
+"""How to speculate, in any form that :meth:`outrider.config.Speculation.of` reads."""
 
 
 class LLM:
-    """A model ready to complete prompts, with speculation that changes nothing but the speed.
+    """A model that completes prompts with speculative decoding; speculation changes only the speed.
 
-    Threads and coroutines may share one: each gets what it would get alone, and their requests share rounds.
+    Threads and coroutines may share one ``LLM``.  Each gets the same text as alone; their requests share rounds.
 
     Args:
-        model: a folder, a hub id, a ``.gguf`` file, or the name of one in the models folder.
-        speculation: a method's name or config, a dict of ``method``, ``verifier`` and options, a
-            :class:`Speculation`, or None for plain decoding.
-        draft_model: a smaller model, or several, that draft where lookup finds nothing; a folder, hub id or file each.
-        head: a trained head that drafts where lookup finds nothing: its folder, or the name of a shipped one.
-        dtype: precision on the ``hf`` backend: ``float32``, ``bfloat16`` or ``float16``; ``auto`` leaves the choice to
-            the backend.
+        model: a folder, a hub id, a ``.gguf`` file, or a name in the models folder.
+        speculation: a method's name or config, a dict, a :class:`Speculation`, or None for plain decoding.
+        draft_model: a draft model or several, each a folder, hub id or file; used where lookup finds nothing.
+        head: a trained head, by its folder or the name of a shipped one; used where lookup finds nothing.
+        dtype: precision on the ``hf`` backend: ``float32``, ``bfloat16`` or ``float16``; ``auto`` lets it choose.
         device: ``auto``, ``cpu`` or ``cuda``.
-        backend: what runs the model: ``native`` (dense decoders on the CPU), ``hf`` (everything), or ``auto`` for the
-            best that serves it.
-        context_length: most tokens of prompt and output together; None is the model's own limit.
-        quantization: what the native backend makes of the weights: ``none``, ``w8`` or ``w4``.
-        draft_quantization: the same for draft models; ``auto`` is ``w4``, which changes the acceptance rate alone.
-        cache: how many keys and values are kept, as a :class:`CacheConfig` or a dict.
-        scheduler: how much work goes into one pass, as a :class:`SchedulerConfig` or a dict.
-        unknown: refused, with what to write instead of other engines' arguments.
+        backend: ``native`` (dense decoders on CPU kernels), ``hf`` (transformers), or ``auto``: ``native`` if possible.
+        context_length: maximum tokens of prompt and output together; None is the model's own limit.
+        quantization: quantize the weights on the native backend: ``none``, ``w8`` or ``w4``.
+        draft_quantization: the same for draft models; ``auto`` is ``w4``, which affects only the acceptance rate.
+        cache: size and layout of the KV cache, as a :class:`CacheConfig` or a dict.
+        scheduler: limits of one forward pass, as a :class:`SchedulerConfig` or a dict.
+        unknown: other arguments are refused; the message says what to write instead.
 
     Raises:
-        ModelError: the model cannot be found, read or served.
+        ModelError: the model cannot be found, read or run.
         ConfigError: an option is unknown or out of bounds, or the rule is not exact for the method's drafts.
     """
 
-    def __init__(  # noqa: PLR0913 - the front door: each is a choice of the user's
+    def __init__(  # noqa: PLR0913 - each is a choice of the user's
         self,
         model: str | Path,
         *,
@@ -82,8 +79,8 @@ class LLM:
         refuse_unknown(unknown, LLM)
         if not isinstance(model, (str, os.PathLike)):
             raise ConfigError(
-                f"model must be a folder, a hub id or a file, not {type(model).__name__}; a model in memory goes to "
-                "LLM.from_model"
+                f"model must be a folder, a hub id or a file, not {type(model).__name__}; pass a model in "
+                "memory to LLM.from_model"
             )
         options = read_load_options(
             context_length,
@@ -115,14 +112,14 @@ class LLM:
         scheduler: SchedulerConfig | Mapping[str, Any] | None = None,
         **unknown: object,
     ) -> LLM:
-        """Serve models that are in memory already.
+        """Use models that are already in memory.
 
         Args:
-            target: the model served.
-            tokenizer: None serves token ids alone.
+            target: the target model.
+            tokenizer: its tokenizer; None allows only token ids.
             speculation: as for the class.
-            draft_models: models a drafter may ask for by name; they share the target's tokenizer.
-            heads: trained heads a drafter may ask for by name.
+            draft_models: draft models by name; they share the target's tokenizer.
+            heads: trained heads by name.
             cache: as for the class.
             scheduler: as for the class.
             unknown: refused.
@@ -142,10 +139,10 @@ class LLM:
         return cls._made(name, target, tokenizer, speculation, setup)
 
     def speculating(self, speculation: Plan) -> LLM:
-        """The same target under another drafter, with as many pages of its own and the same limits.
+        """Make another ``LLM`` with the same target and limits, but another drafter and its own KV cache.
 
         Args:
-            speculation: as for the class; draft models are loaded as this one's would be.
+            speculation: as for the class; draft models are loaded with the options of this ``LLM``.
         """
         return self._made(self._name, self.engine.target, self.tokenizer, speculation, self._setup)
 
@@ -162,14 +159,14 @@ class LLM:
         self._name, self._setup, self._driver, self._reader = name, setup, Driver(made.engine), Reader(tokenizer)
         self.tokenizer, self.drafter_config, self.verifier = tokenizer, made.drafter_config, made.verifier
         self.cache_bytes = made.cache_bytes
-        """Memory for keys and values, by model: the most it will ever be."""
+        """Maximum memory of the KV cache in bytes, by model."""
 
     @property
     def engine(self) -> Engine:
-        """What decodes; whoever runs its rounds directly must be alone with it.
+        """The engine; if you run its rounds directly, nobody else may use this ``LLM``.
 
         Raises:
-            RequestError: this LLM is closed.
+            RequestError: this ``LLM`` is closed.
         """
         return self._driver.engine
 
@@ -181,19 +178,19 @@ class LLM:
         progress: bool = False,
         **options: Any,
     ) -> list[Completion]:
-        """Complete prompts, side by side.
+        """Complete one prompt or several at once.
 
         Args:
             prompts: a text, token ids, a dict with ``prompt`` or ``prompt_token_ids``, or several of these.
-            params: one for all prompts or one for each, as :class:`SamplingParams` or dicts; None is greedy.
+            params: :class:`SamplingParams` or a dict for all prompts, or a list with one per prompt; None is greedy.
             progress: show a progress bar.
-            options: single sampling parameters by name, which go before ``params``.
+            options: single sampling parameters by name; they override ``params``.
 
         Returns:
             One completion per prompt, in order.
 
         Raises:
-            RequestError: a prompt is empty, too long or no prompt; no other is completed then.
+            RequestError: a prompt is empty, too long or not a prompt; no prompt is completed then.
             ConfigError: a sampling parameter is unknown or out of range.
         """
         return self._complete(self._reader.prompts(prompts, params, options), progress=progress)
@@ -201,36 +198,33 @@ class LLM:
     async def agenerate(
         self, prompts: Prompt | Iterable[Prompt], params: Params | Iterable[Params] | None = None, **options: Any
     ) -> list[Completion]:
-        """Complete prompts without blocking the event loop; cancelling the coroutine cancels the requests.
+        """Complete prompts from an event loop; cancelling the coroutine cancels the requests.
 
-        Arguments, result and errors are those of :meth:`generate`.
+        Arguments and errors are those of :meth:`generate`.
         """
         return await self._driver.acomplete(self._reader.prompts(prompts, params, options))
 
     def stream(self, prompt: Prompt, params: Params | None = None, **options: Any) -> Stream:
-        """Complete one prompt piece by piece; closing the iterator early cancels the request.
+        """Stream the completion of one prompt; closing the iterator early cancels the request.
 
         Args:
-            prompt: a text, token ids, or a dict of either.
-            params: None is greedy.
-            options: single sampling parameters by name, which go before ``params``.
+            prompt: a text, token ids, or a dict with one of them.
+            params: the sampling parameters; None is greedy.
+            options: single sampling parameters by name; they override ``params``.
 
         Returns:
-            An iterator over chunks, whose request goes on whether or not it is read.
+            An iterator over chunks; decoding continues even while nobody reads it.
 
         Raises:
-            RequestError: the prompt is empty, too long or no prompt.
+            RequestError: the prompt is empty, too long or not a prompt.
             ConfigError: a sampling parameter is unknown or out of range.
         """
         return Stream(self._driver, self._driver.submit([self._reader.prompt(prompt, params, options)]))
 
     def astream(self, prompt: Prompt, params: Params | None = None, **options: Any) -> AsyncStream:
-        """Complete one prompt piece by piece without blocking the event loop; leaving its loop cancels the request.
+        """Stream the completion of one prompt in an event loop; dropping the iterator cancels the request.
 
-        Arguments and errors are those of :meth:`stream`; a prompt that is too long is refused at the first chunk.
-
-        Returns:
-            An asynchronous iterator over chunks, whose request goes on whether or not it is read.
+        Arguments and errors are those of :meth:`stream`; a prompt that is too long raises at the first chunk.
         """
         return AsyncStream(self._driver, self._driver.post([self._reader.prompt(prompt, params, options)]))
 
@@ -279,26 +273,26 @@ class LLM:
         progress: bool = False,
         **options: Any,
     ) -> Completion | list[Completion] | Stream:
-        """Answer a conversation, or several side by side, through the model's own chat template.
+        """Answer one conversation or several at once, with the model's chat template.
 
         Args:
-            messages: ``{"role": …, "content": …}`` in order, content a text or a list of text parts; a list of such
-                lists; or a text, which is one message of the user's.
-            params: one for all conversations or one for each; None is greedy.
-            stream: answer one conversation piece by piece, as :meth:`stream` does.
-            tools: what the model may call: functions, or dicts with a JSON schema.
-            add_generation_prompt: end with what begins the model's answer; by default unless a message is continued.
-            continue_final_message: go on with the last message instead of answering it.
-            chat_template_kwargs: further variables of the template, such as ``enable_thinking``.
+            messages: a list of ``{"role": …, "content": …}``, where content is a text or a list of text parts; a list
+                of such lists; or a text, which becomes one user message.
+            params: parameters for all conversations, or a list with one per conversation; None is greedy.
+            stream: stream the answer to one conversation, like :meth:`stream`.
+            tools: tools that the model may call: functions, or dicts with a JSON schema.
+            add_generation_prompt: begin a new answer; default: yes, unless the last message is continued.
+            continue_final_message: continue the last message instead of answering it.
+            chat_template_kwargs: more variables of the template, such as ``enable_thinking``.
             progress: show a progress bar.
-            options: single sampling parameters by name, which go before ``params``.
+            options: single sampling parameters by name; they override ``params``.
 
         Returns:
-            A completion; a list of them for several conversations; with ``stream`` an iterator over chunks.
+            A completion; a list for several conversations; with ``stream`` an iterator over chunks.
 
         Raises:
             ModelError: the model has no chat template.
-            RequestError: a message is no message, or the template refuses the conversation.
+            RequestError: a message is malformed, or the template refuses the conversation.
             ConfigError: a sampling parameter is unknown or out of range.
         """
         told = read_template(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
@@ -316,12 +310,10 @@ class LLM:
         stream: bool = False,
         **options: Any,
     ) -> Any:
-        """Answer a conversation, or several, without blocking the event loop.
-
-        Arguments and errors are those of :meth:`chat`.
+        """Answer conversations from an event loop; arguments and errors are those of :meth:`chat`.
 
         Returns:
-            A completion; a list of them for several conversations; with ``stream`` an :class:`AsyncStream`.
+            A completion; a list for several conversations; with ``stream`` an :class:`AsyncStream`.
         """
         told = read_template(*(options.pop(name, None) for name in TEMPLATE_OPTIONS))
         wishes, several = self._reader.conversations(messages, params, options, told, stream=stream)
@@ -331,12 +323,12 @@ class LLM:
         return found if several else found[0]
 
     def __repr__(self) -> str:
-        """Which model, and how it speculates."""
+        """The model, and how it speculates."""
         facts = ", ".join(f"{name}={value!r}" for name, value in self._facts.items())
         return f"LLM({self._name!r}, {facts})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """A table for notebooks."""
         return table_html(f"LLM {self._name}", self._facts)
 
     @property
@@ -352,11 +344,11 @@ class LLM:
         }
 
     def clear_prefix_cache(self) -> None:
-        """Forget what earlier requests left for later ones whose text begins alike; only speed changes."""
+        """Empty the prefix cache; this affects only the speed."""
         self._driver.between_rounds(Engine.clear_prefix_cache)
 
     def close(self) -> None:
-        """Cancel what is open and let go of the models; what is asked afterwards is refused."""
+        """Cancel open requests and release the models; later calls are refused."""
         self._driver.close()
 
     def __enter__(self) -> LLM:
@@ -366,11 +358,11 @@ class LLM:
         self.close()
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt; ids pass through.
+        """Encode a prompt; token ids stay as they are.
 
         Raises:
-            RequestError: it is no prompt.
-            ConfigError: text for a model without a tokenizer.
+            RequestError: it is not a prompt.
+            ConfigError: the prompt is text, and the model has no tokenizer.
         """
         return self._reader.encode(prompt)
 
@@ -383,7 +375,7 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of one conversation, ready for the model's answer; see :meth:`chat` for arguments and errors."""
+        """Encode one conversation with the chat template; arguments and errors are those of :meth:`chat`."""
         told = read_template(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
         return self._reader.conversation(messages, told)
 

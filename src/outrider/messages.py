@@ -1,4 +1,4 @@
-"""Reads conversations: one or several, as OpenAI's clients write them; the tokenizer sees to the parts of a content."""
+"""Reads one or several conversations in OpenAI's format; the tokenizer handles content parts."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from typing import Any, Final
 from outrider.errors import RequestError
 
 Message = Mapping[str, Any]
-"""``{"role": …, "content": …}``; content is a text, or a list of ``{"type": "text", "text": …}``."""
+"""``{"role": …, "content": …}``; the content is a text or a list of ``{"type": "text", "text": …}``."""
 Messages = str | Message | Sequence[Message]
-"""A conversation; a text is one message of the user's."""
+"""A conversation; a text is one user message."""
 Tool = Mapping[str, Any] | Callable[..., Any]
 
 
 def read_conversations(given: Any) -> tuple[list[list[dict[str, Any]]], bool]:
-    """Conversations as plain messages, and whether several were given.
+    """Read one conversation or several.
 
     Args:
         given: a text, a message, a list of messages, or a list of such lists.
 
+    Returns:
+        The conversations as lists of messages, and whether several were given.
+
     Raises:
-        RequestError: it is something else, or a message lacks a role or a content, naming the place.
+        RequestError: it is none of these, or a message has no role or no content; the message names the place.
     """
     if isinstance(given, str):
         return [[{"role": "user", "content": given}]], False
@@ -43,16 +46,19 @@ TEMPLATE_OPTIONS: Final = ("tools", "add_generation_prompt", "continue_final_mes
 def read_template(
     tools: Any, add_generation_prompt: bool | None, continue_final_message: bool, further: Any
 ) -> dict[str, Any]:
-    """Variables of a chat template beside the messages, as ``Tokenizer.apply_chat_template`` takes them.
+    """Read the chat template's variables other than the messages.
 
     Args:
         tools: functions, or dicts with a JSON schema.
-        add_generation_prompt: None leaves the last message open or begins the answer, never both.
-        continue_final_message: go on with the last message.
-        further: variables of the template's own.
+        add_generation_prompt: begin a new answer; None does so unless ``continue_final_message`` is set.
+        continue_final_message: continue the last message instead.
+        further: the template's own variables.
+
+    Returns:
+        Keyword arguments of ``Tokenizer.apply_chat_template``.
 
     Raises:
-        RequestError: one of them is something else.
+        RequestError: a value has the wrong type.
     """
     if not isinstance(further or {}, Mapping) or not all(isinstance(name, str) for name in further or ()):
         raise RequestError(f"chat_template_kwargs must be a dict of names and values, not {further!r}")
@@ -79,12 +85,12 @@ def _tools(given: Any) -> list[Any] | None:
 
 def _conversation(given: Sequence[Any], name: str) -> list[dict[str, Any]]:
     if not given:
-        raise RequestError(f"{name} holds no message; give it at least one")
+        raise RequestError(f"{name} is empty; give it at least one message")
     return [_message(item, f"{name}[{place}]") for place, item in enumerate(given)]
 
 
 def _message(given: Any, name: str) -> dict[str, Any]:
-    if hasattr(given, "model_dump"):  # what OpenAI's client hands out
+    if hasattr(given, "model_dump"):  # an object of OpenAI's client
         given = given.model_dump(exclude_none=True)
     if not isinstance(given, Mapping):
         raise RequestError(f"{name} must be a dict with role and content, not {given!r}")
@@ -99,12 +105,12 @@ def _message(given: Any, name: str) -> dict[str, Any]:
 
 
 def _tool_call(given: Any, name: str) -> Any:
-    """A call with its arguments as a dict, which templates read, where OpenAI writes JSON."""
+    """A tool call with its arguments as a dict, as templates expect, instead of OpenAI's JSON text."""
     function = given.get("function") if isinstance(given, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return given
     try:
         arguments = json.loads(function["arguments"] or "{}")
     except ValueError as error:
-        raise RequestError(f"{name} calls {function.get('name')!r} with arguments that are no JSON: {error}") from None
+        raise RequestError(f"{name} calls {function.get('name')!r} with arguments that are not JSON: {error}") from None
     return {**given, "function": {**function, "arguments": arguments}}

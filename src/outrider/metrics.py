@@ -1,4 +1,4 @@
-"""The numbers users steer by: acceptance by position, accepted length, and where the time goes."""
+"""Metrics: acceptance rate by position, accepted length, and where the time goes."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ if TYPE_CHECKING:
     from outrider.verify.base import Verdict
 
 FEWEST_ONE_ROW_ROUNDS: Final = 8
-"""So many rounds tell what a plain one costs; fewer are at the mercy of a single slow one."""
+"""Fewest one-row rounds that give the cost of a plain round; with fewer, a single slow one matters too much."""
 _LATEST: Final = 256
-"""So many of the latest one-row rounds are kept one by one, for their median."""
+"""Number of the latest one-row rounds whose median is used."""
 _ROUNDING: Final = 1e-6
 
 
 def predicted_speedup(acceptance: Sequence[float], cost: float, verify: float = 1.0) -> float:
-    """Speedup over plain decoding that acceptance and drafting cost predict.
+    """Predict the speedup over plain decoding from acceptance and drafting cost.
 
     With one rate for every position it is ``(1 − α^(γ+1)) / ((1 − α)(γc + 1))`` (Leviathan et al. 2023, theorem 3.8);
     here each position has its own rate.
 
     Args:
-        acceptance: conditional acceptance rate at each drafted position; its length is γ.
+        acceptance: conditional acceptance rate at each draft position; its length is γ.
         cost: time of one draft step over the time of one target pass (c).
-        verify: time of the pass that verifies over the time of one that decodes plainly; the formula takes them to be
-            equal.
+        verify: time of a verify pass over the time of a plain pass; the formula assumes 1.
     """
     expected, survival = 1.0, 1.0
     for rate in acceptance:
@@ -40,18 +39,20 @@ def predicted_speedup(acceptance: Sequence[float], cost: float, verify: float = 
 
 @dataclass
 class SpeculationStats:
-    """What happened to drafts, summed over rounds; a round is one pass that decoded, prompt passes left out."""
+    """Counts of drafts over all rounds that decode; rounds of prompts only are left out."""
 
     rounds: int = 0
+    """Rounds that decoded."""
     emitted: int = 0
+    """Emitted tokens."""
     drafted: list[int] = field(default_factory=list)
-    """Nodes proposed, by depth."""
+    """Draft tokens, by depth."""
     tested: list[int] = field(default_factory=list)
-    """Rounds whose accepted path reached a node with a child at this depth."""
+    """Rounds that tested a draft at this depth, by depth."""
     accepted: list[int] = field(default_factory=list)
-    """Rounds whose accepted path reached this depth."""
+    """Rounds that accepted a draft at this depth, by depth."""
     levels: int = 0
-    """Depth of the trees, summed over rounds: the draft steps taken."""
+    """Draft steps: the depths of all trees, summed."""
 
     def add(self, verdict: Verdict) -> None:
         """Count one round."""
@@ -83,34 +84,34 @@ class SpeculationStats:
 
     @property
     def acceptance_rate(self) -> float:
-        """α: accepted over *tested* drafts, all positions together; 0 when nothing was tested."""
+        """α: accepted ÷ *tested* drafts over all positions; 0 if nothing was tested."""
         return sum(self.accepted) / total if (total := sum(self.tested)) else 0.0
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """α at each depth: accepted over tested there."""
+        """α at each depth: accepted ÷ tested drafts there."""
         accepted = self.accepted + [0] * (len(self.tested) - len(self.accepted))
         return [a / t if t else 0.0 for a, t in zip(accepted, self.tested, strict=False)]
 
     @property
     def mean_accepted_length(self) -> float:
-        """τ: tokens emitted per round, the bonus included; plain decoding has 1."""
+        """τ: tokens per round, the bonus token included; plain decoding has 1."""
         return self.emitted / self.rounds if self.rounds else 0.0
 
 
 @dataclass
 class RowCosts:
-    """What decoding rounds cost by the rows of their pass: the verify curve t(rows) of a run.
+    """The cost of decoding rounds by rows: the verify curve t(rows) of a run.
 
-    Drafting is left out, so a round of one row costs what a plain one does.
+    Drafting is left out, so a one-row round costs as much as a plain one.
     """
 
     rounds: dict[int, int] = field(default_factory=dict)
-    """Rounds, by rows."""
+    """Number of rounds, by rows."""
     seconds: dict[int, float] = field(default_factory=dict)
-    """Their time, by rows."""
+    """Their seconds, by rows."""
     latest: list[float] = field(default_factory=list)
-    """Seconds of each of the latest rounds that carried one row, oldest first."""
+    """Seconds of the latest one-row rounds, oldest first."""
 
     def add(self, rows: int, seconds: float) -> None:
         """Count one round."""
@@ -121,7 +122,7 @@ class RowCosts:
         self.seconds[rows] = self.seconds.get(rows, 0.0) + seconds
 
     def mean(self, rows: int) -> float:
-        """Seconds of a round with so many rows.
+        """Mean seconds of a round with this number of rows.
 
         Raises:
             KeyError: there was none.
@@ -130,7 +131,7 @@ class RowCosts:
 
     @property
     def one_row(self) -> float:
-        """Seconds of a round with one row: the median of the latest, which a busy machine moves less than the mean.
+        """Median seconds of the latest one-row rounds; a busy machine affects it less than the mean.
 
         Raises:
             statistics.StatisticsError: there was none.
@@ -152,7 +153,7 @@ class RowCosts:
         return f"RowCosts({means})"
 
     def copy(self) -> RowCosts:
-        """The same numbers, apart."""
+        """An independent copy."""
         return RowCosts(dict(self.rounds), dict(self.seconds), self.latest.copy())
 
     def _merged(self, other: RowCosts, sign: int, latest: Sequence[float]) -> RowCosts:
@@ -165,16 +166,16 @@ class RowCosts:
 
 @dataclass(frozen=True)
 class RowKinds:
-    """Rows of passes by what they were for."""
+    """Numbers of rows by their purpose."""
 
     prompt: int = 0
-    """Of prompts, the row that gives the first token included."""
+    """Prompt rows, with the row that gives the first token."""
     decode: int = 0
-    """Anchors of requests that decode: what plain decoding computes too."""
+    """Anchors of decoding requests, which plain decoding computes, too."""
     draft: int = 0
-    """Drafts that were accepted."""
+    """Accepted drafts."""
     wasted: int = 0
-    """Drafts that were not."""
+    """Rejected drafts."""
 
     @property
     def total(self) -> int:
@@ -202,11 +203,11 @@ class RowKinds:
 
 @dataclass(frozen=True)
 class RoundStats:
-    """What one round carried and cost."""
+    """The rows, tokens and seconds of one round."""
 
     rows: RowKinds
     tokens: int
-    """Emitted by requests that decode; a prompt's first token is left out."""
+    """Tokens of decoding requests; a prompt's first token is left out."""
     draft: float
     """Seconds of drafters."""
     verify: float
@@ -216,7 +217,7 @@ class RoundStats:
 
     @property
     def seconds(self) -> float:
-        """All of the round's."""
+        """All seconds of the round."""
         return self.draft + self.verify + self.other
 
 
@@ -233,12 +234,12 @@ class Clock:
         return self._stages[stage]
 
     def restart(self) -> None:
-        """Begin a round: every stage has taken no time yet."""
+        """Begin a round: reset all stages."""
         for stage in self._stages.values():
             stage.seconds = 0.0
 
     def seconds(self, stage: str) -> float:
-        """What a stage has taken in this round."""
+        """Seconds of a stage in this round."""
         return self(stage).seconds
 
     @property
@@ -264,28 +265,28 @@ class _Stage:
 
 @dataclass
 class PhaseSeconds:
-    """Where the engine's time went, and what rows it went to."""
+    """The engine's time by phase, with its rounds, tokens and rows."""
 
     prefill: float = 0.0
-    """Rounds that only computed prompts, everything in them."""
+    """Rounds with prompts only, in all."""
     mixed: float = 0.0
-    """Rounds that decoded some requests beside a prompt's chunk, everything in them."""
+    """Rounds that decoded requests and also computed a prompt's chunk, in all."""
     draft: float = 0.0
-    """Drafters, in rounds that only decode."""
+    """Drafting, in rounds that only decode."""
     verify: float = 0.0
-    """The target's forward passes, in rounds that only decode."""
+    """Forward passes of the target, in rounds that only decode."""
     other: float = 0.0
-    """The engine's own time in rounds that only decode: scheduling, sampling, acceptance, commits, text."""
+    """Everything else in rounds that only decode: scheduling, sampling, acceptance, commits, text."""
     rounds: int = 0
-    """Rounds that only decode."""
+    """Number of rounds that only decode."""
     tokens: int = 0
-    """Tokens those rounds emitted, of all requests."""
+    """Tokens of these rounds, over all requests."""
     mixed_tokens: int = 0
-    """Tokens that requests decoded in mixed rounds."""
+    """Tokens decoded in mixed rounds."""
     rows: RowKinds = RowKinds()
     """Rows of all rounds, by kind."""
     by_rows: RowCosts = field(default_factory=RowCosts)
-    """Verify and other of the rounds that only decode, by the rows they carried."""
+    """``verify`` and ``other`` of rounds that only decode, by rows."""
 
     def add(self, stats: RoundStats) -> None:
         """Count one round."""
@@ -305,27 +306,27 @@ class PhaseSeconds:
 
     @property
     def tokens_per_second(self) -> float:
-        """Decoding speed, all requests together: tokens over seconds of the rounds that decode, mixed ones included."""
+        """Throughput of decoding over all requests, mixed rounds included."""
         seconds = self.decode + self.mixed
         return (self.tokens + self.mixed_tokens) / seconds if seconds else 0.0
 
     def __repr__(self) -> str:
-        """Seconds by phase, and what they bought."""
+        """Seconds by phase, rounds and tokens."""
         named = ("prefill", *(("mixed",) if self.mixed else ()), "draft", "verify", "other")
         phases = ", ".join(f"{name}={getattr(self, name):.4g}" for name in named)
         return f"PhaseSeconds({phases}, rounds={self.rounds}, tokens={self.tokens})"
 
     @property
     def decode(self) -> float:
-        """All of the rounds that only decode."""
+        """Seconds of rounds that only decode."""
         return self.draft + self.verify + self.other
 
     def copy(self) -> PhaseSeconds:
-        """The same numbers, apart."""
+        """An independent copy."""
         return replace(self, by_rows=self.by_rows.copy())
 
     def minus(self, before: PhaseSeconds) -> PhaseSeconds:
-        """What has been added since a copy was taken."""
+        """The difference to an earlier copy."""
         return PhaseSeconds(
             self.prefill - before.prefill,
             self.mixed - before.mixed,
@@ -341,44 +342,43 @@ class PhaseSeconds:
 
 
 def rates_per_round(stats: SpeculationStats) -> list[float]:
-    """Acceptance at each depth given that the depth before was reached, over all rounds, drafted in or not."""
+    """Acceptance rate at each depth, given that the previous depth was accepted, over all rounds."""
     reached = [stats.rounds, *stats.accepted]
     rates = [later / earlier if earlier else 0.0 for earlier, later in pairwise(reached)]
     return rates + [0.0] * (len(stats.drafted) - len(rates))
 
 
 def decoded_alone(stats: SpeculationStats, seconds: PhaseSeconds) -> bool:
-    """Whether all the rounds that were timed decoded one sequence, and no other beside it."""
+    """Whether all timed rounds decoded only this sequence."""
     return (seconds.rounds, seconds.tokens) == (stats.rounds, stats.emitted)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What acceptance and costs of some rounds say, told without a plain run to compare with."""
+    """The estimated speedup of a run, from its own acceptance and costs, without a plain run."""
 
     cost_coefficient: float
-    """c: seconds of one draft step over seconds of one target pass, both as these rounds had them."""
+    """c: seconds of one draft step ÷ seconds of one target pass, in these rounds."""
     one_row: float | None
-    """Seconds of a plain round: the median of these rounds' that carried one row; None where too few did."""
+    """Seconds of a plain round: the median of the one-row rounds; None if there are too few."""
     speedup: float | None
-    """Seconds plain decoding would have taken, a one-row round for each token, over the seconds these rounds took with
-    all their drafts and rows; None where ``one_row`` is, and where it would exceed the tokens a round, which no drafts
-    can gain: then something else kept the machine busy in some of the rounds."""
+    """Estimated seconds of plain decoding, one one-row round per token, ÷ seconds of these rounds, drafting included.
+    None if ``one_row`` is None, or if the result exceeds the tokens per round, which is impossible: other work then
+    slowed some of the rounds down."""
 
     def __repr__(self) -> str:
-        """The same, with as many digits as a person reads."""
+        """The values, rounded."""
         told = ", ".join(f"{name}={value if value is None else f'{value:.4g}'}" for name, value in vars(self).items())
         return f"Prediction({told})"
 
     @classmethod
     def of(cls, stats: SpeculationStats, seconds: PhaseSeconds, plain: RowCosts | None = None) -> Prediction | None:
-        """From what was counted and timed, or None where nothing was drafted.
+        """Estimate the speedup of a run; None if nothing was drafted.
 
         Args:
-            stats: of one prompt's drafts.
-            seconds: of the rounds that decoded it.  Where other requests shared them, the speedup is unknown: one row
-                would not have been a whole round.
-            plain: more rounds to take the cost of one row from; those of ``seconds`` count in any case.
+            stats: counts of one prompt's drafts.
+            seconds: time of the rounds that decoded it.  If other requests shared them, the speedup is unknown.
+            plain: more one-row rounds, in addition to those of ``seconds``.
         """
         if not (stats.levels and seconds.rounds and seconds.verify):
             return None

@@ -24,7 +24,7 @@ def texts_html(texts: Iterable[tuple[Shaded, str | None]], footer: str) -> str:
 
 
 def table_html(title: str, rows: Mapping[str, object]) -> str:
-    """Names and values below a title.
+    """A table of names and values with a title.
 
     Args:
         title: plain text.

@@ -1,4 +1,4 @@
-"""What a user passes, as token ids with sampling parameters."""
+"""Turns users' prompts and conversations into token ids with sampling parameters."""
 
 from __future__ import annotations
 
@@ -16,34 +16,36 @@ class Reader:
     """Reads prompts and conversations for one model.
 
     Args:
-        tokenizer: the model's; None reads token ids alone.
+        tokenizer: the model's tokenizer; None allows only token ids.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._known = tokenizer
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """See :meth:`outrider.LLM.encode`."""
+        """Encode a prompt; arguments and errors are those of :meth:`outrider.LLM.encode`."""
         read = read_prompt(prompt)
         return self._tokenizer.encode(read) if isinstance(read, str) else read
 
     def prompt(self, prompt: Prompt, params: Params | None, options: Mapping[str, Any]) -> Wish:
-        """One prompt; see :meth:`outrider.LLM.stream` for arguments and errors."""
+        """Read one prompt; arguments and errors are those of :meth:`outrider.LLM.stream`."""
         return self.encode(prompt), read_params(params, options, 1)[0]
 
     def prompts(
         self, prompts: Prompt | Iterable[Prompt], params: Params | Iterable[Params] | None, options: Mapping[str, Any]
     ) -> list[Wish]:
-        """Several prompts; see :meth:`outrider.LLM.generate` for arguments and errors."""
+        """Read several prompts; arguments and errors are those of :meth:`outrider.LLM.generate`."""
         listed = read_prompts(prompts)
         each = read_params(params, options, len(listed))
         return [(self.encode(prompt), wish) for prompt, wish in zip(listed, each, strict=True)]
 
     def conversation(self, messages: Messages, told: Mapping[str, Any]) -> list[int]:
-        """One conversation; see :meth:`outrider.LLM.encode_chat` for arguments and errors."""
+        """Read one conversation; arguments and errors are those of :meth:`outrider.LLM.encode_chat`."""
         conversations, several = read_conversations(messages)
         if several:
-            raise RequestError(f"encode_chat takes one conversation, but {len(conversations)} were given")
+            raise RequestError(
+                f"encode_chat takes one conversation, but got {len(conversations)}; encode each on its own"
+            )
         return self._written(conversations[0], told)
 
     def conversations(
@@ -55,10 +57,12 @@ class Reader:
         *,
         stream: bool,
     ) -> tuple[list[Wish], bool]:
-        """Several conversations, and whether a list was given; see :meth:`outrider.LLM.chat` for the rest."""
+        """Read conversations, as :meth:`outrider.LLM.chat` does; also tells whether several were given."""
         conversations, several = read_conversations(messages)
         if stream and several:
-            raise RequestError(f"stream=True answers one conversation, but {len(conversations)} were given")
+            raise RequestError(
+                f"stream=True takes one conversation, but got {len(conversations)}; stream each on its own"
+            )
         each = read_params(params, options, len(conversations))
         return [(self._written(one, told), wish) for one, wish in zip(conversations, each, strict=True)], several
 
@@ -69,5 +73,5 @@ class Reader:
     @property
     def _tokenizer(self) -> Tokenizer:
         if self._known is None:
-            raise ConfigError("this model was given without a tokenizer; pass token ids")
+            raise ConfigError("this model has no tokenizer; pass token ids")
         return self._known

@@ -1,4 +1,4 @@
-"""Plain numbers out of what users have at hand: scalars of numpy and torch, and ids in other kinds of sequence."""
+"""Converts scalars and arrays of numpy and torch to plain Python values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """A scalar of numpy or torch as the Python number it stands for; anything else as it is.
+    """Convert a scalar of numpy or torch to a Python number; other values stay as they are.
 
     Args:
         value: an array of one or more dimensions is no scalar, whatever it holds.
@@ -21,7 +21,7 @@ def is_token_id(value: Any) -> bool:
 
 
 def listed(values: Any) -> list[Any]:
-    """The plain items of an array, or of anything that can be gone through.
+    """The plain items of an array or another iterable.
 
     Raises:
         TypeError: it cannot be, or is bytes or a mapping, whose items are something else than they seem.

@@ -77,6 +77,11 @@ def test_what_pages_say_of_a_pass_over_several_rows_was_measured() -> None:
         said += re.findall(r"(sixteen) about ([\d.]+) ×", text)
     assert sorted(rows for rows, _ in said) == ["eight", "eight", "sixteen"]
     rows = {"eight": "8", "sixteen": "16"}
+    drawn = re.findall(r"^ +(\d+)   █+ ([\d.]+)$", (DOCS / "concepts.md").read_text(encoding="utf-8"), re.M)
+    large = next(
+        bench for name, bench in load("generate_results").benches() if name == "kernels_qwen2.5_coder_1.5b.json"
+    )
+    assert drawn == [(rows, f"{large['model']['verify_curve'][rows]:.2f}") for rows in ("1", "4", "8", "16", "32")]
     wrong = [(what, figure) for what, figure in said for each in curves if abs(each[rows[what]] - float(figure)) > 0.1]
     assert wrong == []
 

@@ -90,7 +90,7 @@ def test_what_is_no_number_is_refused(kernels: str, poison: float) -> None:
     with pytest.raises(NumericsError, match="NaN or infinity"):
         best_scores(logits, 100, 1.0, None, 1)
     logits[1] = -torch.inf
-    with pytest.raises(RequestError, match="no token is left"):
+    with pytest.raises(RequestError, match="every token is banned"):
         best_scores(logits, 100, 1.0, ChoiceNoise.of(1, [0, 1], 0), 1)
 
 
@@ -221,7 +221,7 @@ def test_truncated_rows_that_are_no_numbers_are_refused(kernels: str, truncation
         survivors(row, 1.0, truncation)
     with pytest.raises(NumericsError, match="NaN or infinity"):
         best_scores(row.unsqueeze(0), 100, 1.0, ChoiceNoise.of(1, [0], 0), 1, truncation)
-    with pytest.raises(RequestError, match="no token is left"):
+    with pytest.raises(RequestError, match="every token is banned"):
         survivors(torch.full((100,), -torch.inf), 1.0, truncation)
 
 

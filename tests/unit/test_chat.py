@@ -72,7 +72,7 @@ def test_several_conversations_are_answered_side_by_side(llm: LLM) -> None:
         assert [one.prompt_token_ids for one in done] == [one.prompt_token_ids for one in alone]
     one = llm.chat([HI], [{"max_tokens": 2}], ignore_eos=True)
     assert [len(done.token_ids) for done in one] == [2]
-    with pytest.raises(RequestError, match="params holds 2 for 1 prompt; give one for all"):
+    with pytest.raises(RequestError, match="got 2 sets of parameters for 1 prompt; give one for all"):
         llm.chat([HI], [GREEDY, GREEDY])
 
 
@@ -82,7 +82,7 @@ def test_an_answer_piece_by_piece(llm: LLM) -> None:
     assert last.choice is not None
     assert last.choice.token_ids == want.token_ids
     assert "".join(chunk.text for chunk in llm.chat("hi", stream=True, max_tokens=6)) == want.text
-    with pytest.raises(RequestError, match="stream=True answers one conversation, but 2"):
+    with pytest.raises(RequestError, match="stream=True takes one conversation, but got 2"):
         llm.chat([HI, HI], stream=True)  # type: ignore[call-overload]
 
 
@@ -146,8 +146,8 @@ def test_messages_reach_the_tokenizer_whole() -> None:
         (None, "a text or a list of messages, not None"),
         (5, "a text or a list of messages, not 5"),
         (b"hi", "a text or a list of messages"),
-        ([], "messages holds no message"),
-        ([[]], r"messages\[0\] holds no message"),
+        ([], "messages is empty"),
+        ([[]], r"messages\[0\] is empty"),
         (["hi", "there"], r"messages\[0\] must be a dict with role and content, not 'hi'"),
         ([HI, HI[0]], r"messages\[0\] must be a dict"),
         ([HI, [{"content": "a"}]], r"messages\[1\]\[0\] has no role"),
@@ -157,7 +157,7 @@ def test_messages_reach_the_tokenizer_whole() -> None:
         ([{"role": None, "content": "a"}], "has no role"),
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{x"}}]}],
-            r"messages\[0\] calls 'f' with arguments that are no JSON",
+            r"messages\[0\] calls 'f' with arguments that are not JSON",
         ),
     ],
 )
@@ -184,7 +184,7 @@ def test_what_no_template_can_be_told_is_named(told: dict[str, Any], message: st
 
 
 def test_encode_chat_takes_one_conversation(llm: LLM) -> None:
-    with pytest.raises(RequestError, match="encode_chat takes one conversation, but 2"):
+    with pytest.raises(RequestError, match="encode_chat takes one conversation, but got 2"):
         llm.encode_chat([HI, HI])  # type: ignore[list-item]
 
 

@@ -102,6 +102,11 @@ def test_every_help_says_where_the_rest_is(capsys: pytest.CaptureFixture[str], w
     assert set(shown(short)) <= set(shown(whole))
 
 
+def test_words_behind_two_dashes_ask_for_no_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "generate", "-m", "nope", "--", "--help", "all")[0] == 2
+    assert run(capsys, "generate", "-m", "nope", "all", "--help")[0] == 0
+
+
 def whole_number_flags(words: list[str]) -> list[str]:
     """The options of a command that take a whole number."""
     command = _app(all_options=True)

@@ -112,11 +112,11 @@ NO_PROMPT: dict[str, tuple[Any, str]] = {
     "bytearray in a list": ([bytearray(b"a")], "prompts.0. .*not bytes"),
     "number": (5, "not 5"),
     "float": (np.float32(0.5), "text or token ids"),
-    "set": ({1, 2}, "set has none"),
-    "no ids": ([1.5, 2.5], "1.5, which is no token id"),
-    "float array": (np.array([1.0, 2.0]), "1.0, which is no token id"),
-    "bools": ([True, False], "True, which is no token id"),
-    "ids and text": ([1, "a"], "'a', which is no token id"),
+    "set": ({1, 2}, "a set has no order"),
+    "no ids": ([1.5, 2.5], "1.5, which is not a token id"),
+    "float array": (np.array([1.0, 2.0]), "1.0, which is not a token id"),
+    "bools": ([True, False], "True, which is not a token id"),
+    "ids and text": ([1, "a"], "'a', which is not a token id"),
     "text and ids": (["a", 1], "prompts.1. must be text or token ids, not 1"),
     "negative": ([-1, 5], "token id -1"),
     "unknown": ([5, 10**9], "token id 1000000000"),
@@ -125,10 +125,10 @@ NO_PROMPT: dict[str, tuple[Any, str]] = {
     "dict": ({"text": "a"}, "without prompt, prompt_token_ids or input_ids"),
     "empty dict": ({}, "without prompt"),
     "none in a dict": ({"prompt": None}, "without prompt"),
-    "images": ({"prompt": "a", "multi_modal_data": {"image": 1}}, "'multi_modal_data', which this model does not read"),
-    "message": ([{"role": "user", "content": "a"}], r"prompts.0. .*conversations go to chat\(\)"),
+    "images": ({"prompt": "a", "multi_modal_data": {"image": 1}}, "'multi_modal_data', which is not supported"),
+    "message": ([{"role": "user", "content": "a"}], r"prompts.0. .*pass conversations to chat\(\)"),
     "several in one": ([{"prompt": ["a", "b"]}], "prompts.0. holds 2 prompts"),
-    "mask": ({"input_ids": [5, 6], "attention_mask": [1]}, "attention_mask of another shape"),
+    "mask": ({"input_ids": [5, 6], "attention_mask": [1]}, "attention_mask whose shape differs"),
     "cube": (np.zeros((1, 1, 1), dtype=int), "prompts.0. must be one text or its token ids, not a list of prompts"),
     "model": (object(), "text or token ids, not <object"),
 }
@@ -180,7 +180,7 @@ def test_parameters_in_every_shape(llm: LLM) -> None:
 def test_each_prompt_may_have_its_own(llm: LLM) -> None:
     done = llm.generate(["the hat"] * 3, [{"max_tokens": 1}, SamplingParams(max_tokens=2), None], ignore_eos=True)
     assert [len(each.token_ids) for each in done] == [1, 2, 256]
-    with pytest.raises(RequestError, match="params holds 1 for 2 prompts; give one for all"):
+    with pytest.raises(RequestError, match="got 1 set of parameters for 2 prompts; give one for all"):
         llm.generate(["a", "b"], [GREEDY])
 
 
@@ -301,7 +301,7 @@ def test_processors_that_return_no_numbers_are_blamed_for_it(wrong: float, llm: 
 
     for temperature in (0.0, 1.0):
         done = llm.generate("the hat", processors=odd, temperature=temperature)[0]
-        assert "the logits processors returned NaN or infinity" in (done.choices[0].error or "")
+        assert "a logits processor returned NaN or infinity" in (done.choices[0].error or "")
 
 
 def test_processors_that_ban_every_token_are_among_what_to_loosen(llm: LLM) -> None:
@@ -427,12 +427,12 @@ def test_models_reach_the_field_that_holds_them() -> None:
         ({"method": "mtp"}, "no drafting method 'mtp'; there are: auto, "),
         ({"method": 3}, "method must be"),
         ({"method": "ngram", "verifier": 3}, "verifier must be"),
-        ({"method": "ngram", "options": 3}, "options must map"),
+        ({"method": "ngram", "options": 3}, "options must be a dict"),
         ({"method": "ngram", "model": "a"}, "ngram has no option 'model'"),
         ({"method": "ngram", "draft_tensor_parallel_size": 1}, "ngram has no option 'draft_tensor_parallel_size'"),
         ({"method": "ngram", "prompt_lookup_max": 4, "max_match": 5}, "max_match is given twice"),
         ({"method": "ngram", "num_speculative_tokens": "4"}, "num_draft_tokens must be a whole number"),
-        ({"model": "a", "models": ["b"]}, "auto takes its draft models as one of"),
+        ({"model": "a", "models": ["b"]}, "auto takes its draft models in one of"),
         ({"method": "specinfer", "models": 3}, "draft models must be given as"),
         ({"model": 3}, "draft models must be given as"),
     ],
@@ -490,10 +490,10 @@ def test_a_head_goes_behind_lookup(folder: Path, tmp_path: Path) -> None:
     [
         ({"draft_model": "a", "head": "b"}, "draft_model and head are both given"),
         ({"head": "nowhere"}, "head: nowhere is no trained head; .*draft_model"),
-        ({"speculation": "ngram", "draft_model": "a"}, "ngram takes no draft model; leave draft_model out"),
-        ({"speculation": None, "draft_model": "a"}, "none takes no draft model; leave draft_model out"),
-        ({"speculation": {"model": "a"}, "draft_model": "a"}, "names its draft models already; leave draft_model out"),
-        ({"speculation": DraftModel(model="a"), "draft_model": "a"}, "names its draft models already"),
+        ({"speculation": "ngram", "draft_model": "a"}, "ngram uses no draft model; leave draft_model out"),
+        ({"speculation": None, "draft_model": "a"}, "none uses no draft model; leave draft_model out"),
+        ({"speculation": {"model": "a"}, "draft_model": "a"}, "already names its draft models; leave draft_model out"),
+        ({"speculation": DraftModel(model="a"), "draft_model": "a"}, "already names its draft models"),
         ({"speculation": "draft_model", "draft_model": ["a", "b"]}, "takes one draft model, not 2"),
         ({"speculation": "draft_model"}, "draft_model needs a draft model; name one as draft_model"),
         ({"speculation": "specinfer"}, "specinfer needs draft models; name them as draft_model"),
@@ -521,11 +521,11 @@ def test_what_makes_no_model_is_named(options: dict[str, Any], message: str, fol
         ("max_model_len", "there is no argument 'max_model_len': write context_length"),
         ("n_ctx", "write context_length"),
         ("torch_dtype", "write dtype"),
-        ("speculative_config", "speculation takes such a dict"),
+        ("speculative_config", "pass the dict as speculation"),
         ("tensor_parallel_size", "a model runs on one device"),
-        ("n_gpu_layers", 'device="cuda" puts the whole model on a GPU'),
-        ("temperature", r"it goes to generate\(\), chat\(\) or stream\(\)"),
-        ("max_new_tokens", r"it goes to generate\(\)"),
+        ("n_gpu_layers", 'device="cuda" puts the whole model on the GPU'),
+        ("temperature", r"pass it to generate\(\), chat\(\) or stream\(\)"),
+        ("max_new_tokens", r"pass it to generate\(\)"),
         ("specualtion", "there is no argument 'specualtion'; did you mean speculation"),
         ("zzz", "there is no argument 'zzz'; there are: speculation, "),
         *[(name, f"^there is no argument '{name}': ") for name in LOADED_OTHERWISE],
@@ -543,7 +543,7 @@ def test_what_others_call_an_argument_is_told(name: str, message: str, folder: P
         ("draft_model", "there is no argument 'draft_model'; did you mean draft_models"),
         ("context_length", "there is no argument 'context_length'; there are: speculation, draft_models, heads"),
         ("max_model_len", "there is no argument 'max_model_len'; "),
-        ("top_p", r"it goes to generate\(\)"),
+        ("top_p", r"pass it to generate\(\)"),
     ],
 )
 def test_a_model_in_memory_takes_no_other_arguments(name: str, message: str) -> None:

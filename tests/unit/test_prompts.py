@@ -172,13 +172,13 @@ def test_a_line_that_is_no_prompt_is_named_with_its_file(command: str, line: str
     [
         ('[\n{"prompt": "a"},\n{"prompt": "b"},\n{"question": "c"}\n]', "line 4, entry 3"),
         ('[{"prompt": "a"}, {"question": "c"}]', "line 1, entry 2"),
-        ('[\n{"prompt": "a"}\n{"prompt": "b"}\n]', "line 2 is followed"),
+        ('[\n{"prompt": "a"}\n{"prompt": "b"}\n]', "line 2 must be followed"),
         ('[\n{"prompt": "a"},\n', "line 3"),
-        ('[\n{"prompt": "a"}', "line 2 is followed"),
+        ('[\n{"prompt": "a"}', "line 2 must be followed"),
         ('[\n{"prompt": "a"}\n]\n[]', "line 3"),
-        ('[\n{"prompt": "a"},\n{"prompt": \n', "line 3, entry 2 is no JSON"),
-        ("[1]", "line 1 is no JSON object"),
-        ("Why?", "line 1 is no JSON object"),
+        ('[\n{"prompt": "a"},\n{"prompt": \n', "line 3, entry 2 is not a JSON"),
+        ("[1]", "line 1 is not a JSON object"),
+        ("Why?", "line 1 is not a JSON object"),
     ],
 )
 def test_an_entry_that_is_no_prompt_is_named_by_its_line(text: str, place: str, write: Callable[..., Path]) -> None:

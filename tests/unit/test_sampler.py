@@ -175,7 +175,7 @@ def test_rows_that_are_not_numbers_are_refused() -> None:
             with pytest.raises(NumericsError, match="NaN"):
                 sampler(params).probabilities(logits, [()])
     nothing = SamplingParams(allowed_token_ids=(3,), bad_words=((3,),))
-    with pytest.raises(RequestError, match="no token is left"):
+    with pytest.raises(RequestError, match="every token is banned"):
         sampler(nothing).choose(torch.zeros(1, VOCABULARY), [()])
 
 

@@ -123,14 +123,14 @@ def test_lines_are_conversations_questions_or_texts_and_each_is_taken_once(tmp_p
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 1 is no JSON object"),
-        ("[1]", "line 1 is no JSON object"),
-        ({"turns": []}, "line 1 is no prompt"),
-        ({"prompt": " "}, "line 1 is no prompt"),
-        ({"messages": "hi"}, "line 1: each of its messages needs"),
-        ({"messages": [{"role": "user"}]}, "line 1: each of its messages needs"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "line 1: the roles are"),
-        ({"messages": [{"role": "assistant", "content": "x"}]}, "line 1: no user's turn"),
+        ("{", "line 1 is not a JSON object"),
+        ("[1]", "line 1 is not a JSON object"),
+        ({"turns": []}, "line 1 has no text"),
+        ({"prompt": " "}, "line 1 has no text"),
+        ({"messages": "hi"}, "line 1: every message needs"),
+        ({"messages": [{"role": "user"}]}, "line 1: every message needs"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "line 1: a role must be one of"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "line 1: there is no user message"),
     ],
 )
 def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: object, message: str) -> None:

@@ -43,11 +43,10 @@ def _run(arguments: Sequence[str]) -> int:
         with output.waiting("starting"):
             import_module(f"outrider.cli.{arguments[0]}")
     words = list(arguments)
-    everything = bool(_HELP.intersection(words)) and words[-1] == "all"
+    everything = words[-1:] == ["all"] and bool(_HELP.intersection(words[-2:])) and _REST not in words
     app = _app(all_options=everything)
-    code = app(
-        words[:-1] if everything else words, result_action="return_value", exit_on_error=False, print_error=False
-    )
+    asked = words[:-1] if everything else words
+    code = app(asked, result_action="return_value", exit_on_error=False, print_error=False)
     return code if isinstance(code, int) else 0
 
 

@@ -1,4 +1,4 @@
-"""Flags of drafting methods, made from the methods' own config dataclasses, and the spellings of every flag."""
+"""Flags of drafting methods, generated from their config classes, and the spellings of flags."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ SHORT: Final = {
     "speculative-draft-model-path": "draft-model",
     "speculative-num-draft-tokens": "draft-tokens",
 }
-"""Flags whose short spelling is not just the long one without its prefix."""
+"""Flags whose short spelling is not the long one without its prefix."""
 SHARED: Final = {
-    "speculative-draft-model-path": ("NAME", "Draft model or trained head to draft with."),
-    "speculative-num-draft-tokens": ("N", "Most drafted tokens per round."),
+    "speculative-draft-model-path": ("NAME", "Draft model or trained head."),
+    "speculative-num-draft-tokens": ("N", "Maximum draft tokens per round."),
 }
-"""Flags that most methods have: value and meaning in the help; ``outrider info --methods`` lists the others too."""
+"""Flags of most methods, with metavar and help; ``outrider info --methods`` lists all flags."""
 
 
 def spellings(flag: str) -> tuple[str, ...]:
-    """Every way to write a flag, the one that is shown first."""
+    """All spellings of a flag; the first one is shown."""
     short = SHORT.get(flag, flag.removeprefix(_PREFIX))
     return tuple(f"--{name}" for name in dict.fromkeys((short, flag)))
 
@@ -52,7 +52,7 @@ class Option(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The flag as it is shown."""
+        """The flag in its shown spelling."""
         return spellings(self.flag)[0]
 
     @property
@@ -62,28 +62,28 @@ class Option(NamedTuple):
 
     @property
     def several(self) -> bool:
-        """Whether its flag may be given more than once."""
+        """Whether its flag may be repeated."""
         return get_origin(self.kind) is tuple
 
     @property
     def shown_default(self) -> str:
-        """The default, for a person to read."""
+        """The default as text."""
         return "none" if self.default in ((), "", None) else str(self.default)
 
     @property
     def bounds(self) -> str:
-        """The bounds, for a person to read; empty where the option is not a number."""
+        """The bounds as text; empty if the option is not a number."""
         if self.low is None or isinstance(self.default, bool) or not isinstance(self.default, (int, float)):
             return ""
         return f"from {self.low:g}" if self.high is None else f"{self.low:g} to {self.high:g}"
 
     @property
     def limits(self) -> str:
-        """Default and bounds together."""
+        """Default and bounds as text."""
         return f"{self.shown_default}, {self.bounds}" if self.bounds else self.shown_default
 
     def value(self, given: Any) -> Any:
-        """The option's value, from its flag's.
+        """Convert the flag's value to the option's value.
 
         Raises:
             ConfigError: several values for an option that takes one.
@@ -92,7 +92,7 @@ class Option(NamedTuple):
             return tuple(given) if isinstance(given, list) else (given,)
         if isinstance(given, list):
             if len(given) != 1:
-                raise ConfigError(f"{self.method} takes one {self.shown}, but {len(given)} were given")
+                raise ConfigError(f"{self.method} takes one {self.shown}, but {len(given)} were given; give one")
             return given[0]
         return given
 
@@ -119,7 +119,7 @@ def options_of(config: type[DrafterConfig]) -> list[Option]:
 
 @cache
 def all_options() -> dict[str, list[Option]]:
-    """Every flag of every method, with the options it sets."""
+    """All flags of all methods, with the options that they set."""
     table: dict[str, list[Option]] = {}
     for name in methods():
         for each in options_of(config_class(name)):
@@ -128,7 +128,7 @@ def all_options() -> dict[str, list[Option]]:
 
 
 def with_method_options(base: type[T]) -> type[T]:
-    """Add a flag for every option of every method to a dataclass of flags; None is the method's own default."""
+    """Add a flag for every option of every method to a dataclass; None keeps the method's default."""
     hints = get_type_hints(base, include_extras=True)  # the new __init__ cannot resolve this module's names
     defaults = {item.name: item.default for item in dataclasses.fields(base)}  # type: ignore[arg-type]
     fields = {name: (name, hints[name], dataclasses.field(default=default)) for name, default in defaults.items()}
@@ -152,7 +152,7 @@ def with_method_options(base: type[T]) -> type[T]:
 
 
 def _help(options: Sequence[Option]) -> str:
-    """The help texts of the options behind one flag, each followed by the methods that have it."""
+    """The help texts of a flag's options, each followed by the methods that have it."""
     texts: dict[str, list[str]] = {}
     for option in options:
         texts.setdefault(option.help, []).append(f"{option.method}: {option.limits}")

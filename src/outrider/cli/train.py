@@ -187,7 +187,7 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
         synthesise: Let the model write this many prompts; those of earlier runs count.
         data_folder: Folder for prompts, answers and hidden rows, which several trainings may share; default:
             OUTPUT/data.
-        online: Generate answers during training and store only the held-out ones; saves disk space.
+        online: Generate answers during training and store only a few of them; saves disk space.
         backend: Backend of the target: native, hf or auto.
         flags: options of the data, the loop and the method.
         as_json: Print one JSON object on standard output, and everything else on standard error.

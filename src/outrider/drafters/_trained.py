@@ -28,10 +28,10 @@ class ChainOptions:
     """The file of ``heads`` whose heads it runs."""
     automatic_rank: ClassVar[int] = 7
 
-    head: str = option("", "Folder of the trained head, or name of a shipped one.", role=Role.HEAD)
+    head: str = option("", "Folder of the trained head, or name of a shipped head.", role=Role.HEAD)
     num_draft_tokens: int = option(
         7,
-        "Most drafted tokens per round; a head has no more than it was trained for.",
+        "Maximum draft tokens per round; at most as many as the head was trained for.",
         low=0,
         high=64,
         role=Role.TOKENS,
@@ -67,14 +67,14 @@ class TreeOptions:
     """The file of ``heads`` whose heads it runs."""
     automatic_rank: ClassVar[int] = 7
 
-    head: str = option("", "Folder of the trained head, or name of a shipped one.", role=Role.HEAD)
-    num_steps: int = option(4, "Drafting depth: head steps per round.", low=0, high=64, role=Role.DEPTH)
+    head: str = option("", "Folder of the trained head, or name of a shipped head.", role=Role.HEAD)
+    num_steps: int = option(4, "Draft depth: head steps per round.", low=0, high=64, role=Role.DEPTH)
     topk: int = option(
-        1, "Nodes expanded per level, and branches of each; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH
+        1, "Nodes to expand per level, and branches per node; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH
     )
     num_draft_tokens: int = option(
         0,
-        "Most drafted tokens per round; 0 is one per step in a chain, three per step in a tree.",
+        "Maximum draft tokens per round; 0 is one per step for a chain, three per step for a tree.",
         low=0,
         high=1024,
         role=Role.TOKENS,

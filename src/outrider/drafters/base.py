@@ -1,4 +1,4 @@
-"""What a drafter is, what it may see, and how a new one becomes known.
+"""The drafter protocol: what a drafter sees, what it returns, and how it registers.
 
 A drafter is one file in this package: a frozen config dataclass whose ``method`` is the file's name, and the class
 its ``build`` returns.  Flags, bench rows, metrics and the contract suite follow from the registration.
@@ -210,15 +210,15 @@ class Drafter(Protocol):
     needs: Needs
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """A request begins, or goes on after a pause, with rows that were computed for another one of its text.
+        """Start or resume a request whose first rows are reusable from the prefix cache.
 
         Args:
             key: the request.
             tokens: its token ids.
-            most: rows of the target that can be taken over.
+            most: number of reusable target rows.
 
         Returns:
-            How many of them may be: a drafter that has to see the hidden rows of the others says less.
+            How many of these rows to adopt; a drafter that must see the hidden rows of the rest returns less.
         """
         ...
 
@@ -326,11 +326,11 @@ def check_rollback(config: DrafterConfig, model: TargetModel, name: str) -> None
 
 
 def survival_option(default: float, what: str = "a draft") -> Any:
-    """The field of how likely a draft must be."""
+    """The field of the least chance of acceptance."""
     return option(
         default,
-        f"Least estimated chance that {what} and all before it are accepted; what has less is neither verified nor "
-        "drafted on.  0 verifies all, as pays where a row costs nothing.  Ratio rules may not look at what was drawn.",
+        f"Skip {what} if the estimated chance that it and all drafts before it are accepted is lower. Raise it if rows "
+        "are expensive; 0 verifies everything. Ratio rules ignore it.",
         low=0.0,
         high=1.0,
         role=Role.MIN_SURVIVAL,

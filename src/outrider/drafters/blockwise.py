@@ -1,4 +1,4 @@
-"""Blockwise parallel decoding: a chain that one feed-forward layer guesses at once.
+"""Blockwise parallel decoding: one feed-forward layer predicts several later tokens at once, as a chain.
 
 Source: Stern, Shazeer, Uszkoreit 2018 (arXiv 1811.03115).
 """

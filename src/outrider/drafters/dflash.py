@@ -1,4 +1,4 @@
-"""DFlash: a block of tokens in one pass, each drawn for itself.
+"""DFlash: predicts a block of tokens in one pass, each independently.
 
 Source: Chen, Liang, Liu 2026 (arXiv 2602.06036).
 """

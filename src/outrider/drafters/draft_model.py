@@ -1,4 +1,4 @@
-"""The classic drafter: a smaller language model with the target's vocabulary, as a chain or a tree.
+"""A smaller language model with the target's vocabulary drafts a chain or a tree.
 
 Source: Leviathan, Kalman, Matias 2023; Chen et al. 2023.  The tree's growth follows EAGLE-2 (Li et al. 2024, §4):
 expand the likeliest nodes of each level, then keep the likeliest of all.
@@ -44,12 +44,12 @@ class DraftModel:
     method: ClassVar[str] = "draft_model"
     automatic_rank: ClassVar[int] = 1
 
-    model: str = option("", "Folder, hub id or .gguf file of the draft model.", role=Role.MODEL)
-    num_steps: int = option(4, "Drafting depth: draft passes per round.", low=0, high=256, role=Role.DEPTH)
+    model: str = option("", "Folder, hub id, .gguf file or name of the draft model.", role=Role.MODEL)
+    num_steps: int = option(4, "Draft depth: passes of the draft model per round.", low=0, high=256, role=Role.DEPTH)
     topk: int = option(1, "Branches per node; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH)
     num_draft_tokens: int = option(
         0,
-        "Most drafted tokens per round; 0 is one per step in a chain, four per step in a tree.",
+        "Maximum draft tokens per round; 0 is one per step for a chain, four per step for a tree.",
         low=0,
         high=1024,
         role=Role.TOKENS,

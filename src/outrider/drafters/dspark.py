@@ -1,4 +1,4 @@
-"""DSpark: a block in one pass, each token corrected by the one before it, its length by how sure the head is.
+"""DSpark: predicts a block in one pass, corrects each token by the previous one, and stops where it is unsure.
 
 Source: DeepSeek-AI and Peking University 2026 (arXiv 2607.05147).
 """
@@ -24,7 +24,7 @@ class DSpark(ChainOptions):
 
     row_cost: float = option(
         0.06,
-        "Cost of one more verified row over a one-row pass: drafting stops where another row is not worth it; 0 drafts "
+        "Cost of one more row relative to a one-row pass. A block ends where another row does not pay; 0 always drafts "
         "whole blocks.",
         low=0,
         high=10,

@@ -1,4 +1,4 @@
-"""EAGLE-1: a block that continues the target's last hidden rows, as a chain or a tree of fixed shape.
+"""EAGLE-1: a trained block continues the target's last hidden rows, as a chain or a tree of fixed shape.
 
 Source: Li, Wei, Zhang, Zhang 2024 (arXiv 2401.15077).
 """
@@ -29,7 +29,7 @@ class Eagle(TreeOptions):
 
     topk: int = option(
         1,
-        "Most branches of a node; 1 drafts a chain, more a tree of fixed shape.",
+        "Maximum branches per node; 1 drafts a chain, more drafts a tree of fixed shape.",
         low=1,
         high=len(_CHANCES),
         role=Role.WIDTH,

@@ -1,4 +1,4 @@
-"""EAGLE-2: the weights of EAGLE-1 with a tree that grows where the head is sure of itself.
+"""EAGLE-2: EAGLE-1's weights with a dynamic tree, which grows where the head is confident.
 
 Source: Li, Wei, Zhang, Zhang 2024 (arXiv 2406.16858).  Under the coupled rule with noise, the proposals that are ranked
 are those of the perturbed scores.
@@ -24,9 +24,9 @@ class Eagle2(TreeOptions):
     method: ClassVar[str] = "eagle2"
     kind: ClassVar[str] = "eagle"
 
-    num_steps: int = option(5, "Drafting depth: head steps per round.", low=0, high=64, role=Role.DEPTH)
+    num_steps: int = option(5, "Draft depth: head steps per round.", low=0, high=64, role=Role.DEPTH)
     topk: int = option(
-        4, "Nodes expanded per level, and branches of each; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH
+        4, "Nodes to expand per level, and branches per node; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH
     )
 
     def build(self, bench: Workbench) -> FeatureDrafter:

@@ -1,4 +1,4 @@
-"""EAGLE-3: a head that reads three of the target's layers and drafts from a vocabulary of its own, as chain or tree.
+"""EAGLE-3: a head reads three of the target's layers and drafts from a reduced vocabulary, as a chain or a tree.
 
 Source: Li, Wei, Zhang, Zhang 2025 (arXiv 2503.01840).  Its tree grows as EAGLE-2's does.
 """

@@ -1,4 +1,4 @@
-"""Lookup first, model otherwise: a long match in the text is cheaper and surer than any model; elsewhere ask one.
+"""Looks for a long match in the text first, and uses a draft model or head if there is none.
 
 Which of the two drafts is decided by the committed text alone, so every acceptance rule stays exact.
 """
@@ -39,22 +39,22 @@ class LookupModel:
 
     model: str = option(
         "",
-        "Folder, hub id or .gguf file of the draft model, or folder of a trained head or name of a shipped one.",
+        "Draft model (folder, hub id, .gguf file or name), or trained head (folder or name of a shipped head).",
         role=Role.MODEL_OR_HEAD,
     )
     num_steps: int = option(
         4,
-        "Drafting depth: draft passes per round; a head that drafts a block at once has its own.",
+        "Draft depth: steps of the draft model or head per round; heads that draft whole blocks ignore it.",
         low=0,
         high=256,
         role=Role.DEPTH,
     )
-    topk: int = option(1, "Branches per node of the model's tree.", low=1, high=64, role=Role.WIDTH)
-    num_draft_tokens: int = option(16, "Most looked-up tokens per round.", low=0, high=1024, role=Role.TOKENS)
-    min_survival: float = survival_option(0.2, "a draft of the model or head, which must draft token by token,")
+    topk: int = option(1, "Branches per node of the draft model's tree.", low=1, high=64, role=Role.WIDTH)
+    num_draft_tokens: int = option(16, "Maximum looked-up tokens per round.", low=0, high=1024, role=Role.TOKENS)
+    min_survival: float = survival_option(0.2, "a draft of a model or head that drafts token by token")
     min_match: int = option(
         4,
-        "Shortest match that goes before the model.",
+        "Shortest match that replaces the draft model.",
         low=1,
         high=1024,
         flag="speculative-lookup-min-match",

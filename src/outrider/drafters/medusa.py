@@ -1,4 +1,4 @@
-"""Medusa: heads on the target's last row, as a chain of their best guesses or a sparse tree of many.
+"""Medusa: heads on the target's last hidden row predict later tokens, as a chain or a sparse tree.
 
 Source: Cai et al. 2024 (arXiv 2401.10774).  The tree has a fixed shape, grown by how often guesses are right (§2.3);
 it is verified by the running acceptance rule, so the text stays the target's own.
@@ -35,10 +35,10 @@ class Medusa(TreeOptions):
     method: ClassVar[str] = "medusa"
     kind: ClassVar[str] = "medusa"
 
-    num_steps: int = option(4, "Heads used: the tree's depth.", low=0, high=64, role=Role.DEPTH)
+    num_steps: int = option(4, "Draft depth: number of heads to use.", low=0, high=64, role=Role.DEPTH)
     topk: int = option(
         1,
-        "Most guesses of a head that are put below one node; 1 drafts a chain, more a tree of fixed shape.",
+        "Maximum guesses of a head per node; 1 drafts a chain, more drafts a tree of fixed shape.",
         low=1,
         high=len(CHANCES[0]),
         role=Role.WIDTH,

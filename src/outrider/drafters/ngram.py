@@ -1,4 +1,4 @@
-"""Prompt lookup: the last tokens have stood in the text before, so copy what followed them.
+"""Prompt lookup: finds the last few tokens earlier in the text and copies what followed them.
 
 Source: Saxena, "Prompt lookup decoding", 2023; the longest match wins, and of equally long ones the latest.
 """
@@ -26,12 +26,12 @@ class Ngram:
     automatic_rank: ClassVar[int] = 1
     needs: ClassVar[Needs] = Needs(deterministic=True)
 
-    num_draft_tokens: int = option(8, "Most drafted tokens per round.", low=0, high=1024, role=Role.TOKENS)
+    num_draft_tokens: int = option(8, "Maximum draft tokens per round.", low=0, high=1024, role=Role.TOKENS)
     max_match: int = option(
-        4, "Longest match looked for.", low=1, high=64, flag="speculative-ngram-max-match", role=Role.LONGEST_MATCH
+        4, "Longest match to look for.", low=1, high=64, flag="speculative-ngram-max-match", role=Role.LONGEST_MATCH
     )
     min_match: int = option(
-        2, "Shortest match that counts.", low=1, high=64, flag="speculative-ngram-min-match", role=Role.SHORTEST_MATCH
+        2, "Shortest match to accept.", low=1, high=64, flag="speculative-ngram-min-match", role=Role.SHORTEST_MATCH
     )
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Plain decoding: the tree of only the anchor."""
+"""Plain decoding, without drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SpecInfer: several draft models draft trees, equal paths are merged, and one pass verifies them all.
+"""SpecInfer: several draft models draft trees; equal paths are merged and verified in one pass.
 
 Source: Miao et al., "SpecInfer", ASPLOS 2024 (arXiv 2305.09781), §3-4.  Every draw keeps its model and its law, so
 that multi-step verification sees the multiplicities it needs.
@@ -31,14 +31,14 @@ class SpecInfer:
 
     models: tuple[str, ...] = option(
         (),
-        "Folders, hub ids or .gguf files of the draft models, or a folder that holds them as 1, 2 and so on.",
+        "Draft models (folders, hub ids, .gguf files or names), or a folder with them as 1, 2, …",
         role=Role.MODELS,
     )
-    num_steps: int = option(4, "Drafting depth: draft passes per round.", low=0, high=256, role=Role.DEPTH)
-    topk: int = option(1, "Branches per node in each model's tree.", low=1, high=64, role=Role.WIDTH)
+    num_steps: int = option(4, "Draft depth: passes of each draft model per round.", low=0, high=256, role=Role.DEPTH)
+    topk: int = option(1, "Branches per node of each model's tree.", low=1, high=64, role=Role.WIDTH)
     num_draft_tokens: int = option(
         0,
-        "Most drafted tokens per round, shared equally by the models; 0 leaves each its own default.",
+        "Maximum draft tokens per round, split equally among the models; 0 uses each model's default.",
         low=0,
         high=1024,
         role=Role.TOKENS,

@@ -1,4 +1,4 @@
-"""Suffix lookup: what followed the text's end before, in this text or in earlier outputs, weighed by how often.
+"""Suffix lookup: finds the longest earlier match of the text's end and drafts its most frequent continuation.
 
 Unlike prompt lookup it knows every match length at once, counts what followed, and drafts as long a span as the match
 is worth.  Source: Oliaro et al., "SuffixDecoding", 2024 (arXiv 2411.04975); the automaton in place of a suffix tree
@@ -33,29 +33,29 @@ class Suffix:
     method: ClassVar[str] = "suffix"
     automatic_rank: ClassVar[int] = 3
 
-    num_draft_tokens: int = option(16, "Most drafted tokens per round.", low=0, high=1024, role=Role.TOKENS)
+    num_draft_tokens: int = option(16, "Maximum draft tokens per round.", low=0, high=1024, role=Role.TOKENS)
     topk: int = option(1, "Branches per node; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH)
     min_match: int = option(
         2,
-        "Shortest match that counts.",
+        "Shortest match to accept.",
         low=1,
         high=1024,
         flag="speculative-suffix-min-match",
         role=Role.SHORTEST_MATCH,
     )
     length_factor: float = option(
-        2.0, "Drafted tokens per matched token, at most.", low=0.1, high=64, flag="speculative-suffix-length-factor"
+        2.0, "Maximum draft tokens per matched token.", low=0.1, high=64, flag="speculative-suffix-length-factor"
     )
     min_survival: float = option(
         0.25,
-        "Drop drafts less likely than this to be accepted, as the request's earlier drafts were.",
+        "Drop drafts whose estimated chance of acceptance is lower; the request's earlier drafts correct the estimate.",
         low=0,
         high=1,
         flag="speculative-suffix-min-survival",
     )
     corpus_megabytes: int = option(
         0,
-        "Memory for earlier outputs, shared by all requests; 0 keeps requests apart.",
+        "Memory for earlier outputs, which all requests share; 0 looks up only the request's own text.",
         low=0,
         high=65536,
         flag="speculative-suffix-corpus-megabytes",

@@ -14,7 +14,7 @@ from outrider.sampling.params import SamplingParams
 
 
 class FinishReason(enum.StrEnum):
-    """Why a completion ended."""
+    """Why an output ended."""
 
     STOP = "stop"
     LENGTH = "length"

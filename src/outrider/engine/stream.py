@@ -1,4 +1,4 @@
-"""The pieces of a prompt's outputs as they come, for threads and for event loops."""
+"""Streams of a prompt's outputs, for threads and for event loops."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from outrider.engine.turn import Progress
 
 
 class Stream(Iterator[Chunk]):
-    """The pieces of a prompt's outputs as they come, from any thread.
+    """An iterator over the chunks of a prompt's outputs; it may be read from any thread.
 
-    Decoding goes on between two pieces, and what is not read yet is kept.  Closing it early, or leaving a ``with``
-    block, cancels the request and gives back its pages.
+    Decoding continues between chunks, and unread chunks are kept.  Closing it early, or leaving a ``with`` block,
+    cancels the request and frees its pages.
     """
 
     def __init__(self, driver: Driver, call: Call) -> None:
@@ -27,11 +27,11 @@ class Stream(Iterator[Chunk]):
         return _chunk(self._call, item)
 
     def close(self) -> None:
-        """Cancel what has not ended; the iterator is over then, in whichever thread it is read."""
+        """Cancel the request and end the iterator, in whichever thread it is read."""
         self._driver.cancel(self._call)
 
     def __repr__(self) -> str:
-        """How many outputs are open, and how many chunks wait to be read."""
+        """The numbers of open outputs and of unread chunks."""
         return _repr(self, self._call)
 
     def __enter__(self) -> Stream:
@@ -45,10 +45,9 @@ class Stream(Iterator[Chunk]):
 
 
 class AsyncStream(AsyncIterator[Chunk]):
-    """The pieces of a prompt's outputs as they come, for an event loop.
+    """An asynchronous iterator over the chunks of a prompt's outputs.
 
-    Decoding goes on between two pieces, and what is not read yet is kept.  Closing it early, leaving an ``async with``
-    block, or dropping it cancels the request and gives back its pages.
+    Closing it early, leaving an ``async with`` block, or dropping it cancels the request and frees its pages.
     """
 
     def __init__(self, driver: Driver, call: Call) -> None:
@@ -61,11 +60,11 @@ class AsyncStream(AsyncIterator[Chunk]):
         return _chunk(self._call, item)
 
     async def aclose(self) -> None:
-        """Cancel what has not ended; the iterator is over then."""
+        """Cancel the request and end the iterator."""
         self._driver.cancel(self._call)
 
     def __repr__(self) -> str:
-        """How many outputs are open, and how many chunks wait to be read."""
+        """The numbers of open outputs and of unread chunks."""
         return _repr(self, self._call)
 
     async def __aenter__(self) -> AsyncStream:

@@ -1,4 +1,4 @@
-"""Prompts: files in whichever usual shape, and a few that come with Outrider."""
+"""Prompts from files in the common formats, and the built-in prompts."""
 
 from outrider.prompts.built_in import BUILT_IN, built_in, read
 from outrider.prompts.prompt import Prompt

@@ -1,7 +1,7 @@
-"""The prompts that come with Outrider, for who brings none: a few of each kind, in turns.
+"""The built-in prompts: a few of each kind.
 
-They were written for this project and are in no set that models are judged by.  The trainer refuses them, as it does
-the prompts of those sets: nothing is trained on what it is measured with.
+They were written for this project and are in no public evaluation set.  The trainer refuses them, like the prompts of
+those sets, so that nothing is trained on what it is measured with.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from outrider.prompts.prompt import Prompt
 from outrider.prompts.reader import parse, read_file
 
 BUILT_IN: Final = "built-in prompts"
-"""What results call them."""
+"""Their name in results."""
 
 
 @lru_cache
 def built_in() -> tuple[Prompt, ...]:
-    """Code, chat, edit, translate, extract and maths; any six neighbours are one of each."""
+    """The prompts, of six kinds in turns: code, chat, edit, translate, extract and maths."""
     text = (files("outrider.prompts") / "built_in.jsonl").read_text(encoding="utf-8")
     return tuple(parse(text, name=BUILT_IN, category="chat", is_json=True))
 

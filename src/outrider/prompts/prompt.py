@@ -1,4 +1,4 @@
-"""One prompt, whichever file it came from."""
+"""One prompt of a prompt file."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ Messages = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Prompt:
-    """A conversation, or bare text that the model goes on with."""
+    """A conversation, or plain text to continue."""
 
     number: int
-    """Its place among the prompts of its file, from 0."""
+    """Its index in the file, from 0."""
     id: str
-    """No other prompt of the file has it."""
+    """Unique within the file."""
     category: str
     messages: Messages = ()
-    """A conversation as it was written down, an answer at its end included."""
+    """The conversation as written, with an answer at its end, if any."""
     text: str = ""
-    """Used where there are no messages."""
+    """Plain text, used if there are no messages."""
     place: str = ""
-    """File and line, for messages to the user."""
+    """File and line, for error messages."""
 
     @property
     def unanswered(self) -> Messages:
-        """The conversation up to the last turn of the user's, which is for the target to answer."""
+        """The conversation without the answers at its end."""
         return unanswered(self.messages)
 
     def asked(self) -> Prompt:
-        """The same with the one question that is asked in a measurement.
+        """The prompt as a measurement uses it.
 
-        A conversation that ends with the user is asked whole.  Of one that ends with an answer the first question is
-        asked, under the system's instructions before it.
+        A conversation that ends with the user stays whole.  One that ends with an answer is cut to its first question,
+        with the system messages before it.
         """
         if self.unanswered == self.messages:
             return self
@@ -52,19 +52,21 @@ class Prompt:
 
     @property
     def turns(self) -> list[dict[str, str]]:
-        """The conversation as a chat template reads it; bare text is a question of the user's."""
+        """The conversation for a chat template; plain text becomes a user message."""
         return [{"role": role, "content": content} for role, content in self.messages or ((USER, self.text),)]
 
     def encode(self, tokenizer: Tokenizer, *, chat: bool) -> list[int]:
-        """Token ids, ready for the answer.
+        """Encode the prompt.
 
         Args:
-            tokenizer: the target's.
-            chat: put a conversation through the chat template; otherwise its turns are bare text, one after another.
-                Bare text stays what it is.
+            tokenizer: the target's tokenizer.
+            chat: apply the chat template to a conversation; otherwise join its turns as plain text.
+
+        Returns:
+            Token ids.
 
         Raises:
-            ModelError: there is no chat template.
+            ModelError: the model has no chat template.
             RequestError: the template refuses the conversation.
         """
         if self.messages and chat:
@@ -73,6 +75,6 @@ class Prompt:
 
 
 def unanswered(messages: Messages) -> Messages:
-    """A conversation without the answers at its end."""
+    """The conversation without the answers at its end."""
     last = max((place for place, (role, _) in enumerate(messages) if role != ASSISTANT), default=-1)
     return messages[: last + 1]

@@ -1,8 +1,8 @@
-"""Prompt files: JSON lines, a JSON array, or plain text with one question a line.
+"""Prompt files: JSON lines, a JSON array, or plain text with one question per line.
 
-An object is a prompt by the first of these keys that it has: ``messages`` (role and content of each turn, as chat
-services write them), ``conversations`` (ShareGPT's, with ``from`` and ``value``), ``turns`` (the user's turns alone, of
-which the first is asked), ``prompt`` (the user asks it) or ``text`` (the model goes on with it).
+The first of these keys in a JSON object is its prompt: ``messages`` (turns with ``role`` and ``content``),
+``conversations`` (ShareGPT's turns with ``from`` and ``value``), ``turns`` (the user's turns, of which the first is
+used), ``prompt`` (a question) or ``text`` (plain text to continue).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from outrider.errors import ConfigError, cause
 from outrider.prompts.prompt import ASSISTANT, ROLES, USER, Messages, Prompt, unanswered
 
 SHAPES: Final = '{"prompt"}, {"text"}, {"turns"}, {"messages"}, {"conversations"} or plain text'
-"""What a line may be, for messages and help."""
+"""The formats of a line, for messages and help."""
 _IDS: Final = ("id", "question_id", "task_id")
-"""Keys under which the usual sets of prompts name their rows."""
+"""Keys of ids in common prompt sets."""
 _SHAREGPT: Final = {"human": USER, "gpt": ASSISTANT, "chatgpt": ASSISTANT} | {role: role for role in ROLES}
 _JSON_NAMES: Final = (".json", ".jsonl", ".ndjson")
 _OBJECT: Final = re.compile(r"\s*\{")
@@ -29,24 +29,24 @@ _DECODER: Final = json.JSONDecoder()
 
 
 class _Found(NamedTuple):
-    """A value of a file, and where it stands."""
+    """A value of a file, with file and line."""
 
     place: str
     value: Any
 
 
 class _Content(NamedTuple):
-    """What is asked, or gone on with."""
+    """A conversation, or a text to continue."""
 
     messages: Messages = ()
     text: str = ""
 
 
 def read_file(path: Path) -> Iterator[Prompt]:
-    """The prompts of a file, in its order; empty lines are none.
+    """Read the prompts of a file, in order; empty lines are skipped.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is no prompt; file and line are named.
+        ConfigError: the file cannot be read, or a line is not a prompt; the message names file and line.
     """
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -56,13 +56,13 @@ def read_file(path: Path) -> Iterator[Prompt]:
 
 
 def parse(text: str, *, name: str, category: str, is_json: bool = False) -> Iterator[Prompt]:
-    """The prompts of a file's text.
+    """Read the prompts of a file's text.
 
     Args:
-        text: it; lines end at newlines and nowhere else, for a JSON string may hold other marks that end lines.
-        name: what messages call the file.
-        category: of prompts that name none.
-        is_json: whether it must be JSON; otherwise it is where it begins as JSON does.
+        text: the file's text; only newlines end lines, because JSON strings may hold other line separators.
+        name: the file's name in messages.
+        category: category of prompts without one.
+        is_json: whether it must be JSON; otherwise its first character decides.
     """
     if _ARRAY.match(text):
         values = _array(text, name)
@@ -90,11 +90,11 @@ def _object(place: str, line: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
-        raise ConfigError(f"{place} is no JSON object; write one on each line: {SHAPES}") from None
+        raise ConfigError(f"{place} is not a JSON object; write one per line: {SHAPES}") from None
 
 
 def _array(text: str, name: str) -> Iterator[_Found]:
-    """Entries one by one, so that each is named by its line, and those that nobody asks for are not read."""
+    """Entries one by one, each with its line; unused entries are not parsed."""
     at, line, seen, entries = text.index("[") + 1, 1, 0, 0
     while (at := _past_space(text, at)) < len(text) and text[at] != "]":
         line, seen, entries = line + text.count("\n", seen, at), at, entries + 1
@@ -102,15 +102,15 @@ def _array(text: str, name: str) -> Iterator[_Found]:
         try:
             value, at = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError):
-            raise ConfigError(f"{place} is no JSON object; write an array of {SHAPES}") from None
+            raise ConfigError(f"{place} is not a JSON object; write an array of {SHAPES}") from None
         yield _Found(place, value)
         at = _past_space(text, at)
         if text[at : at + 1] not in (",", "]"):
-            raise ConfigError(f"{place} is followed neither by a comma nor by the array's end")
+            raise ConfigError(f"{place} must be followed by a comma or by the end of the array")
         at += text[at] == ","
     if text[at:].strip() != "]":
         line += text.count("\n", seen, at)
-        raise ConfigError(f"{name}: line {line}: the array should end here, and the file with it")
+        raise ConfigError(f"{name}: line {line}: the array and the file must end here")
 
 
 def _past_space(text: str, at: int) -> int:
@@ -119,16 +119,16 @@ def _past_space(text: str, at: int) -> int:
 
 
 def _content(place: str, value: Any) -> _Content:
-    """What an object asks.
+    """Read the prompt of an object.
 
     Raises:
-        ConfigError: it is none of the shapes.
+        ConfigError: it has none of the formats.
     """
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{place} is no JSON object; write {SHAPES}")
+        raise ConfigError(f"{place} is not a JSON object; write {SHAPES}")
     key = next((key for key in _READERS if value.get(key) is not None), None)
     if key is None:
-        raise ConfigError(f"{place} is no prompt; write {SHAPES}")
+        raise ConfigError(f"{place} is not a prompt; write {SHAPES}")
     return _READERS[key](place, value[key])
 
 
@@ -141,7 +141,7 @@ def _conversations(place: str, value: Any) -> _Content:
 
 
 def _turns(place: str, value: Any) -> _Content:
-    # A later turn goes on from an answer that the file does not hold.
+    # A later turn continues an answer that the file does not hold.
     return _prompt(place, value[0] if isinstance(value, list) and value else None)
 
 
@@ -166,29 +166,29 @@ def _conversation(place: str, value: Any, role: str, content: str, roles: Mappin
     try:
         turns = [(turn[role], turn[content]) for turn in value]
     except (TypeError, KeyError):
-        raise ConfigError(f"{place}: each of its messages needs a {role} and a {content}") from None
+        raise ConfigError(f"{place}: every message needs a {role} and a {content}") from None
     if any(not isinstance(who, str) or who not in roles or not isinstance(said, str) for who, said in turns):
-        raise ConfigError(f"{place}: the roles are {', '.join(roles)}, and what is said is text")
+        raise ConfigError(f"{place}: a role must be one of {', '.join(roles)}, and the content must be text")
     messages = tuple((roles[who], _whole(place, said)) for who, said in turns)
     asked = [said for who, said in messages if who == USER]
     if not unanswered(messages) or unanswered(messages)[-1][0] != USER or not all(said.strip() for said in asked):
-        raise ConfigError(f"{place}: no user's turn is left to answer, or one is empty")
+        raise ConfigError(f"{place}: there is no user message to answer, or one is empty")
     return messages
 
 
 def _filled(place: str, value: Any) -> str:
-    """A text that says something.
+    """A text that is not empty.
 
     Raises:
-        ConfigError: it is no text, or is empty.
+        ConfigError: it is not text, or is empty.
     """
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{place} is no prompt, for it has no text; write {SHAPES}")
+        raise ConfigError(f"{place} has no text; write {SHAPES}")
     return _whole(place, value)
 
 
 def _whole(place: str, text: str) -> str:
-    """A text of whole characters.
+    """A text of valid characters.
 
     Raises:
         ConfigError: it holds half a surrogate pair.
@@ -196,5 +196,5 @@ def _whole(place: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{place} holds half a surrogate pair, which is no character; write the whole one") from None
+        raise ConfigError(f"{place} holds half a surrogate pair; write the whole character") from None
     return text

@@ -1,4 +1,4 @@
-"""Logits to distribution to token: one function for every row, and noise that is computed, never streamed."""
+"""From logits to tokens: sampling parameters, distributions, and keyed noise."""
 
 from outrider.sampling.params import LogitsProcessor, SamplingParams
 from outrider.sampling.sampler import RequestSampler

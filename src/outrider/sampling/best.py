@@ -1,6 +1,6 @@
-"""From a row's logits to its best tokens: what truncation leaves, over temperature, plus keyed noise.
+"""The best tokens of a row: logits over temperature, truncation, and keyed noise.
 
-The kernels do it without sorting a row; :func:`reference` and :func:`surviving_ids` are the specification.
+The kernels do this without sorting the row; :func:`reference` and :func:`surviving_ids` are the specification.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NONE: Final = np.empty(0, dtype=np.int64)
 
 
 class ChoiceNoise(NamedTuple):
-    """Names the choice noise of some rows, one of each field for a row; see :mod:`outrider.sampling.noise`."""
+    """The keys of the choice noise, one of each per row; see :mod:`outrider.sampling.noise`."""
 
     seeds: Sequence[int]
     positions: Sequence[int]
@@ -30,7 +30,7 @@ class ChoiceNoise(NamedTuple):
 
     @classmethod
     def of(cls, seed: int, positions: Sequence[int], choice: int) -> ChoiceNoise:
-        """The noise of one request's rows."""
+        """The keys of one request's rows."""
         return cls([seed] * len(positions), positions, [choice] * len(positions))
 
 
@@ -43,22 +43,22 @@ def best_scores(
     truncation: Truncation = KEEP_ALL,
     rows: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``width`` best tokens of each row, best first, equal scores by rising id.
+    """Find the ``width`` best tokens of each row, best first; equal scores are ordered by id.
 
     Args:
         logits: float32 [rows, ≥ vocabulary]; minus infinity bans a token.
-        vocabulary: columns that count.
-        temperature: positive; 1 where there is no noise.
-        noise: None scores by the logits alone.
-        width: how many; past what the truncation leaves, ids are −1 and scores −∞.
+        vocabulary: number of valid columns.
+        temperature: positive; 1 without noise.
+        noise: None uses the logits only.
+        width: number of tokens; if truncation leaves fewer, the rest have id −1 and score −∞.
         truncation: which tokens may be chosen.
-        rows: which rows of the logits; None is all, in order.
+        rows: indices of rows; None is all rows, in order.
 
     Returns:
         int64 ids and float32 scores, both [asked rows, width], on the CPU.
 
     Raises:
-        NumericsError: a row holds NaN or infinity, over the temperature too.
+        NumericsError: a row holds NaN or infinity, or does after division by the temperature.
         RequestError: a row bans every token.
     """
     if not _in_kernels(logits) or width > cpu.MOST_WIDTH:
@@ -83,7 +83,7 @@ def reference(
     width: int,
     truncation: Truncation = KEEP_ALL,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same in plain torch: the specification."""
+    """The specification of :func:`best_scores`, in plain torch."""
     rows = logits[:, :vocabulary] / temperature
     check(rows)
     ids = torch.full((len(rows), width), -1, dtype=torch.int64)
@@ -101,18 +101,18 @@ def reference(
 
 
 def survivors(row: torch.Tensor, temperature: float, truncation: Truncation) -> torch.Tensor:
-    """Ids of the tokens of one row that may be chosen, in ascending order.
+    """Find the tokens of one row that truncation leaves, in ascending order.
 
     Args:
         row: float32 [vocabulary]; minus infinity bans a token.
         temperature: positive.
-        truncation: what cuts the others off.
+        truncation: which tokens may be chosen.
 
     Returns:
         int64 [survivors], on the row's device.
 
     Raises:
-        NumericsError: the row holds NaN or infinity, over the temperature too.
+        NumericsError: the row holds NaN or infinity, or does after division by the temperature.
         RequestError: it bans every token.
     """
     if not _in_kernels(row):
@@ -133,16 +133,14 @@ def check(rows: torch.Tensor) -> None:
 
     Raises:
         NumericsError: a row holds NaN or infinity.
-        RequestError: a row holds minus infinity alone.
+        RequestError: every entry of a row is minus infinity.
     """
     best = rows.amax(dim=1)
     if bool(torch.isfinite(best).all()):
         return
     if bool((best == -torch.inf).any()):
-        raise RequestError(
-            "no token is left to choose from; loosen allowed_token_ids, bad_words, logit_bias or processors"
-        )
-    raise NumericsError("the target's logits hold NaN or infinity; the request was ended")
+        raise RequestError("every token is banned; relax allowed_token_ids, bad_words, logit_bias or processors")
+    raise NumericsError("the target's logits hold NaN or infinity, so the request ended; check the model and its dtype")
 
 
 def _in_kernels(logits: torch.Tensor) -> bool:
@@ -150,7 +148,7 @@ def _in_kernels(logits: torch.Tensor) -> bool:
 
 
 def _limits(truncation: Truncation, vocabulary: int) -> tuple[int, float, float]:
-    """As the kernels take them: min_p as the logarithm that is added to the best score."""
+    """The truncation as the kernels take it; min_p as a logarithm, added to the best score."""
     least = math.log(truncation.min_p) if truncation.min_p > 0.0 else -math.inf
     return min(truncation.top_k, vocabulary), truncation.top_p, least
 

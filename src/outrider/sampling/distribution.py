@@ -1,7 +1,7 @@
-"""From a row over its temperature to a law, and which tokens min_p, top_k and top_p leave of it.
+"""From logits over temperature to a probability distribution, and its truncation by min_p, top_k and top_p.
 
-Every filter keeps a prefix of the tokens ordered by (probability descending, id ascending), so one sort of the few
-candidates serves all of them and the order is a fact of the row alone.
+Every filter keeps a prefix of the tokens ordered by (probability descending, id ascending).  So one sort of a few
+candidates serves all filters, and the order depends on the row only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Truncation:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether no token can be cut off."""
+        """Whether truncation is off."""
         return self.top_k == 0 and self.top_p == 1.0 and self.min_p == 0.0
 
 
@@ -36,7 +36,7 @@ KEEP_ALL: Final = Truncation()
 
 
 def softmax(scaled: torch.Tensor) -> Laws:
-    """The law of every row; see :func:`undefined` for rows that have none.
+    """Compute the distribution of every row; see :func:`undefined` for rows without one.
 
     Args:
         scaled: float32 [rows, vocabulary], logits divided by the temperature; minus infinity marks a banned token.
@@ -46,17 +46,17 @@ def softmax(scaled: torch.Tensor) -> Laws:
 
 
 def undefined(law: Law) -> bool:
-    """Whether the row it was made of holds NaN or infinity or bans every token: it is NaN then, from end to end."""
+    """Whether its row held NaN or infinity, or banned every token; every entry is NaN then."""
     return math.isnan(law[0])
 
 
 def surviving_ids(scaled: torch.Tensor, *, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
-    """Ids that survive min_p, then top_k, then top_p, in ascending order.
+    """Apply min_p, then top_k, then top_p; return the ids that are left, in ascending order.
 
     Args:
         scaled: float32 [vocabulary], logits divided by the temperature; minus infinity marks a banned token.
         top_k: 0 keeps all.
-        top_p: measured on what min_p and top_k left, renormalised; 1 keeps all.
+        top_p: applied to the renormalized rest after min_p and top_k; 1 keeps all.
         min_p: share of the most probable token's probability; 0 keeps all.
 
     Returns:
@@ -77,7 +77,7 @@ def surviving_ids(scaled: torch.Tensor, *, top_k: int, top_p: float, min_p: floa
 
 
 def _candidates(scaled: torch.Tensor, *, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
-    """Ids in ascending order, a superset of the survivors that is closed under ties."""
+    """A superset of the surviving ids, in ascending order, that includes all ties."""
     vocabulary = scaled.shape[0]
     if min_p > 0.0:
         return torch.nonzero(scaled >= scaled.max() + math.log(min_p)).squeeze(1)

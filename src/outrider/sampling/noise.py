@@ -1,12 +1,12 @@
-"""Keyed noise: every random number is computed from what it is for, never taken from a stream.
+"""Keyed noise: every random number is computed from its key, and none comes from a stream.
 
-A number is named by the request's 64-bit seed and a four-word counter, so it does not depend on what else ran,
-in which order, or how far a drafter looked ahead.  Two families exist, and must not be mixed:
+The key is the request's 64-bit seed and a four-word counter.  So a number does not depend on other requests, on the
+order of work, or on how far a drafter looked ahead.  There are two families, which must not be mixed:
 
-* *choice* noise, one number per (token id, absolute position, choice): the target's own dice.  A drafter may read
-  them, because a draft is accepted only when it *is* the target's choice.
-* *round* noise, one number per (draw, round, node): the dice of ratio rules.  They are named by the round, not by
-  the position, because a round looks past the place where it stops; under a position they would be thrown twice.
+* *choice* noise, one number per (token id, absolute position, choice): the randomness of the target's own choice.  A
+  drafter may read it, because a draft is accepted only if it *is* the target's choice.
+* *round* noise, one number per (draw, round, node): the randomness of ratio rules.  The key holds the round and not
+  the position, because a round looks past the place where it stops; by position, numbers would be used twice.
 
 The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 """
@@ -27,11 +27,11 @@ _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS: Final = 10
 _FEW_BLOCKS: Final = 8
 MOST_SOURCES: Final = 16
-"""Drafters one merged tree may have: each throws dice of its own."""
+"""Most drafters of a merged tree; each has its own noise."""
 
 
 class Purpose(enum.IntEnum):
-    """What a number is drawn for; the low bits of the counter's last word."""
+    """The purpose of a number; the low bits of the counter's last word."""
 
     CHOICE = 0
     DRAFT = 1
@@ -40,16 +40,16 @@ class Purpose(enum.IntEnum):
 
 
 def counter_word(purpose: Purpose, choice: int, source: int = 0) -> int:
-    """Last counter word of a draw: purpose in bits 0-3, drafter in bits 4-7, choice index (of ``n``) above."""
+    """The last counter word: purpose in bits 0-3, drafter in bits 4-7, choice index (of ``n``) above."""
     if not 0 <= source < MOST_SOURCES:
         raise ValueError(
-            f"drafter {source} of a merged tree would throw another one's dice; there may be {MOST_SOURCES}"
+            f"a merged tree has at most {MOST_SOURCES} drafters, so there is no noise for drafter {source}"
         )
     return (purpose | source << 4 | choice << 8) & WORD
 
 
 def philox_words(seed: int, words: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    """Four 32-bit words for one counter.
+    """Compute four 32-bit words for one counter.
 
     Args:
         seed: the 64-bit key.
@@ -62,7 +62,7 @@ def philox_words(seed: int, words: tuple[int, int, int, int]) -> tuple[int, int,
 
 
 def reference(seed: int, words: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    """The same in plain integers: the specification."""
+    """The specification of :func:`philox_words`, in plain integers."""
     c0, c1, c2, c3 = words
     k0, k1 = seed & WORD, (seed >> 32) & WORD
     for _ in range(_ROUNDS):
@@ -73,7 +73,7 @@ def reference(seed: int, words: tuple[int, int, int, int]) -> tuple[int, int, in
 
 
 def philox_blocks(seed: int, first: torch.Tensor, words: tuple[int, int, int]) -> torch.Tensor:
-    """The same words for many counters that differ in their first word only.
+    """Compute the words of many counters that differ only in their first word.
 
     Args:
         seed: the 64-bit key.
@@ -104,8 +104,8 @@ def uniform(seed: int, words: tuple[int, int, int, int]) -> float:
 def gumbel_from_words(words: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise, float64, from 32-bit words.
 
-    ``-log E`` with ``E = -log1p(-(x + 1/2) / 2**32)``: the fine end of the unit interval is the winning end, so the
-    largest values are resolved to 2**-33 and none is infinite.
+    ``-log E`` with ``E = -log1p(-(x + 1/2) / 2**32)``.  The largest values, which win, have the finest resolution,
+    2**-33, and none is infinite.
     """
     exponential = -torch.log1p(-(words.double() + 0.5) * 2.0**-32)
     return -torch.log(exponential)
@@ -133,7 +133,7 @@ def gumbel_range(seed: int, count: int, words: tuple[int, int, int], device: tor
         float64 [count].
     """
     blocks = (count + 3) >> 2
-    if blocks <= _FEW_BLOCKS:  # plain integers are faster than a hundred tensor operations on next to nothing
+    if blocks <= _FEW_BLOCKS:  # for so little, plain integers are faster than tensor operations
         words_of = [word for block in range(blocks) for word in philox_words(seed, (block, *words))]
         return gumbel_from_words(torch.tensor(words_of[:count], dtype=torch.int64, device=device))
     first = torch.arange(blocks, dtype=torch.int64, device=device)
@@ -141,5 +141,5 @@ def gumbel_range(seed: int, count: int, words: tuple[int, int, int], device: tor
 
 
 def choice_words(position: int, choice: int) -> tuple[int, int, int]:
-    """Counter words of the target's own choice of the token at an absolute position."""
+    """Counter words of the target's choice at an absolute position."""
     return position & WORD, choice & WORD, int(Purpose.CHOICE)

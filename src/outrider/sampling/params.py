@@ -1,4 +1,4 @@
-"""What a user may ask of the tokens of one request, and the bounds of each field."""
+"""Sampling parameters of a request, and the bounds of each."""
 
 from __future__ import annotations
 
@@ -14,72 +14,72 @@ if TYPE_CHECKING:
     import torch
 
 LogitsProcessor = Callable[[Sequence[int], "torch.Tensor"], "torch.Tensor"]
-"""A pure function of (token ids so far, float32 logits [vocabulary]) that returns new logits; called for every row
-a token may be taken from, with the history of that row's own path."""
+"""A pure function of (token ids so far, float32 logits [vocabulary]) that returns new logits; it is called for every
+row that may emit a token, with the history of that row's own path."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the tokens of one request are chosen and where they end.
+    """How the tokens of one request are chosen, and where the output ends.
 
-    The order is: allowed tokens, bad words, logit bias and minimum length, custom processors, penalties; then
-    temperature, min_p, top_k, top_p.  Temperature 0 takes the best token, the lowest id among equals.
+    They apply in this order: allowed tokens, bad words, logit bias, minimum length, custom processors, penalties,
+    temperature, min_p, top_k, top_p.  Temperature 0 takes the best token; among equals, the lowest id.
 
-    Numbers may be scalars of numpy or torch, and a field that is given as None has its default.
+    Numbers may be scalars of numpy or torch.  A field given as None has its default.
 
     Raises:
-        ConfigError: a value is out of range or of another kind, naming the field.
+        ConfigError: a value is out of range or has the wrong type; the message names the field.
     """
 
     temperature: float = 0.0
-    """Divides the logits; 0 is greedy."""
+    """Randomness: 0 is greedy, 1 is the model's own distribution."""
     top_k: int = 0
-    """Keep the k most probable tokens; 0 or -1 keeps all."""
+    """Keep the k most probable tokens; 0 or -1 is off."""
     top_p: float = 1.0
-    """Keep the smallest set of most probable tokens whose mass reaches this; 1 keeps all."""
+    """Nucleus sampling: keep the smallest set of tokens whose probabilities add up to this; 1 is off."""
     min_p: float = 0.0
-    """Drop tokens less probable than this share of the most probable one; 0 drops none."""
+    """Drop tokens less probable than this share of the most probable one; 0 is off."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens in prompt or output (Keskar et al. 2019); 1 is off."""
+    """Divide positive and multiply negative logits of tokens in prompt or output (Keskar et al. 2019); 1 is off."""
     presence_penalty: float = 0.0
-    """Taken off the logit of every token the output holds already."""
+    """Subtract this from the logit of every token in the output; 0 is off."""
     frequency_penalty: float = 0.0
-    """Taken off the logit of a token once per time the output holds it."""
+    """Subtract this from a token's logit for each of its occurrences in the output; 0 is off."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Added to the logits of these token ids, which may be spelled as text; minus infinity bans one."""
+    """Add these values to the logits of these token ids; minus infinity bans a token. Ids may be text, as in JSON."""
     bad_words: tuple[tuple[int, ...] | str, ...] = ()
-    """Words that may not be completed: texts, with and without a space before them, or token id sequences."""
+    """Never write these: texts, with or without a space before them, or sequences of token ids."""
     allowed_token_ids: tuple[int, ...] | None = None
-    """Only these token ids may be chosen; None allows all."""
+    """Allow only these token ids; None allows all."""
     min_tokens: int = 0
-    """End-of-sequence and stops are impossible before this many output tokens."""
+    """Do not end or stop before this many output tokens."""
     max_tokens: int | None = 256
-    """Most output tokens; None goes on to the end of the context."""
+    """Maximum number of output tokens; None fills the context."""
     stop: tuple[str, ...] = ()
-    """Strings, or one, that end the output when completed; they are not part of the text."""
+    """One string or several that end the output; they are not part of the text."""
     stop_token_ids: tuple[int, ...] = ()
-    """Token ids that end the output, beside the model's own end-of-sequence ids."""
+    """Token ids that end the output, in addition to the model's end-of-sequence ids."""
     ignore_eos: bool = False
-    """Go on past the model's end-of-sequence ids."""
+    """Continue past the model's end-of-sequence ids."""
     skip_special_tokens: bool = True
-    """Leave special tokens out of the text."""
+    """Remove special tokens from the text."""
     seed: int | None = None
-    """64-bit seed of the request; None draws one, which the completion reports."""
+    """64-bit seed; None draws one, which the completion reports."""
     logprobs: int | None = None
-    """Report this many most probable tokens beside each chosen one, from the unprocessed logits; None reports none."""
+    """Report log-probabilities of the chosen token and of this many best ones, from raw logits; None is off."""
     prompt_logprobs: int | None = None
-    """The same for the prompt's tokens; the first has none."""
+    """The same for the prompt's tokens, except the first."""
     n: int = 1
-    """How many completions of the prompt."""
+    """Number of completions per prompt."""
     processors: tuple[LogitsProcessor, ...] = ()
-    """Pure functions (history, logits) → logits, or one, run on every row that may emit a token."""
+    """One function or several, (history, logits) → logits, called for every row that may emit a token."""
     speculate: bool = True
-    """False makes this request decode plainly, whatever the engine's drafter."""
+    """False decodes this request without drafts."""
     cache_salt: str | None = None
     """Only requests with the same salt reuse each other's cached rows; None is shared by all that name none."""
 
     def __post_init__(self) -> None:
-        """Read what was given, and refuse every value out of range, naming the field."""
+        """Convert the values and check their bounds."""
         for item in fields(self):
             given = plain(getattr(self, item.name))
             if given is None and item.name not in _OPTIONAL:
@@ -93,23 +93,23 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the best token is taken with no dice."""
+        """Whether the best token is taken, without randomness."""
         return self.temperature == 0.0
 
     @property
     def bad_word_ids(self) -> tuple[tuple[int, ...], ...]:
-        """The bad words, once every one is token ids.
+        """The bad words as token ids.
 
         Raises:
-            ConfigError: one is text still.
+            ConfigError: a bad word is still text.
         """
         words = tuple(word for word in self.bad_words if not isinstance(word, str))
         if len(words) < len(self.bad_words):
-            raise ConfigError("bad_words as text need a tokenizer, and this model was given without one; use token ids")
+            raise ConfigError("bad_words as text need a tokenizer, which this model does not have; give token ids")
         return words
 
     def __repr__(self) -> str:
-        """What differs from the default."""
+        """The values that differ from the defaults."""
         given = {item.name: getattr(self, item.name) for item in fields(self)}
         shown = [f"{item.name}={given[item.name]!r}" for item in fields(self) if given[item.name] != _default(item)]
         return f"SamplingParams({', '.join(shown)})"
@@ -117,9 +117,9 @@ class SamplingParams:
 
 _INFINITY = math.inf
 _COLDEST = 1e-6
-"""Logits over less than this may leave float32."""
+"""A lower temperature may overflow float32."""
 _STRONGEST: Final = 1e28
-"""A bias past this may leave float32, once a penalty and a temperature have made it larger."""
+"""A larger bias may overflow float32 after penalties and temperature."""
 _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0.0, 100.0),
     ("top_k", -1, _INFINITY),
@@ -178,7 +178,7 @@ def _read_salt(name: str, value: Any) -> str:
 
 def _read_biases(name: str, value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{name} must map token ids to numbers, not be {value!r}")
+        raise ConfigError(f"{name} must be a dict of token ids and numbers, not {value!r}")
     biases: dict[int, float] = {}
     for given, strength in value.items():
         key, bias = plain(given), plain(strength)
@@ -211,7 +211,7 @@ _READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "speculate": _read_switch,
     "cache_salt": _read_salt,
 }
-"""What turns the kinds of value a field may be given as into the one it has."""
+"""How fields that accept several types are converted."""
 
 
 def _check_number(name: str, value: Any, low: float, high: float) -> None:
@@ -256,11 +256,11 @@ def check_token_ids(params: SamplingParams, vocabulary: int) -> None:
     """Refuse parameters that name a token id the model does not have.
 
     Args:
-        params: its bad words are token ids.
-        vocabulary: how many tokens there are.
+        params: the parameters, with bad words as token ids.
+        vocabulary: size of the vocabulary.
 
     Raises:
-        ConfigError: naming the field, the id and the vocabulary size.
+        ConfigError: there is one; the message names the field, the id and the vocabulary size.
     """
     named: tuple[tuple[str, Sequence[int]], ...] = (
         ("logit_bias", tuple(params.logit_bias)),

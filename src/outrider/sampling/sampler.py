@@ -1,8 +1,7 @@
-"""The one place where logits become a distribution, for plain, draft and verify rows alike.
+"""Turns logits into distributions and tokens; plain, draft and verify rows all use this code.
 
-A row's distribution depends on the history *committed tokens + drafts on the row's own path*: penalties, bad words,
-minimum length and custom processors all read that history, so a drafted token is judged exactly as the same token
-would be in plain decoding.
+A row's distribution depends on its history: *committed tokens + drafts on the row's own path*.  Penalties, bad words,
+minimum length and custom processors read that history, so a draft is judged exactly as in plain decoding.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from outrider.sampling.distribution import KEEP_ALL, Truncation, softmax, undefi
 from outrider.sampling.params import LogitsProcessor, SamplingParams
 
 _COMPARED: Final = 16
-"""Perturbed scores among which a drafter's confidence is shared out."""
+"""Number of perturbed scores in the softmax of a drafter's confidence."""
 Best = tuple[list[int], list[float]]
-"""Tokens, best first, and the confidence in each."""
+"""Tokens, best first, with a confidence each."""
 Path = Sequence[int]
-"""Drafted tokens between the last committed token and a row, that row's own token last; empty for the anchor."""
+"""Draft tokens from the last committed token to a row, with the row's own token last; empty for the anchor."""
 
 
 class History(Sequence[int]):
-    """Token ids so far on one row's path: a view, so that no round copies the text."""
+    """Token ids up to a row: a view on committed tokens and path, without a copy."""
 
     def __init__(self, committed: Sequence[int], path: Path) -> None:
         self._committed, self._path = committed, path
@@ -50,16 +49,16 @@ class History(Sequence[int]):
 
 
 class RequestSampler:
-    """Turns logits rows of one request into its tokens or probabilities.
+    """Turns logits rows of one request into tokens or probabilities.
 
     Args:
-        params: what the user asked for.
+        params: the sampling parameters.
         seed: the request's 64-bit seed.
         choice: index among the ``n`` completions of the prompt.
-        vocabulary: token ids at or past this are never chosen.
-        committed: the request's token ids, prompt first; read, never copied, and grown by the scheduler.
-        prompt_length: how many of them are the prompt.
-        end_ids: token ids that end the output, impossible before ``min_tokens``.
+        vocabulary: size of the vocabulary; larger ids are never chosen.
+        committed: the request's token ids, prompt first; a live view that the scheduler extends.
+        prompt_length: number of prompt tokens.
+        end_ids: token ids that end the output; banned before ``min_tokens``.
     """
 
     def __init__(
@@ -90,19 +89,19 @@ class RequestSampler:
             or params.processors
             or (params.min_tokens > 0 and len(self._end_ids))
         )
-        """Whether rows need more than the raw logits before temperature."""
+        """Whether anything changes the logits before the temperature."""
         self._temperature = 1.0 if params.greedy else params.temperature
         self._truncation = KEEP_ALL if params.greedy else Truncation(params.top_k, params.top_p, params.min_p)
         self.choice_of = None if self.adjusts else (params.greedy, self._temperature, self._truncation, vocabulary)
-        """What, beside the noise, makes raw logits a choice; None where more than that does."""
+        """What turns raw logits and noise into a choice, for rows that share a call; None if more is needed."""
         self.is_argmax = params.greedy and not self.adjusts
-        """Whether the token of a row is the argmax of its raw logits."""
+        """Whether a row's token is the argmax of its raw logits."""
         plain = not (params.greedy or self.adjusts) and self._truncation.keeps_all
         self.temperature_alone = params.temperature if plain else None
-        """The temperature, where it alone decides what becomes of raw logits."""
+        """The temperature if nothing else changes the logits; otherwise None."""
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Take emitted tokens into the penalty counts."""
+        """Add emitted tokens to the penalty counts."""
         if self._counts is not None:
             self._counts.add_output(tokens)
 
@@ -111,18 +110,18 @@ class RequestSampler:
         return len(self._committed) + len(path)
 
     def choose(self, logits: torch.Tensor, paths: Sequence[Path]) -> list[int]:
-        """The target's own token after each row: the coupled rule's only question.
+        """Choose the target's own token after each row.
 
         Args:
             logits: float [rows, ≥ vocabulary].
-            paths: one drafted path per row.
+            paths: the draft path of each row.
 
         Returns:
             One token id per row: ``argmax(logit / T + Gumbel(seed, position))``, or the plain argmax at temperature 0.
 
         Raises:
             NumericsError: a row holds NaN or infinity.
-            RequestError: no token is allowed, or a processor failed.
+            RequestError: every token is banned, or a processor failed.
         """
         ids, _ = self._best(self._adjusted(logits, paths), paths, 1)
         return [int(token) for token in ids[:, 0].tolist()]
@@ -130,18 +129,18 @@ class RequestSampler:
     def perturbed_best(self, logits: torch.Tensor, paths: Sequence[Path], width: int) -> list[Best]:
         """The ``width`` best tokens of each row under the target's own noise, best first, each with a confidence.
 
-        This is what a coupled drafter proposes: its first is the token it believes the target will choose.  The
-        confidence is the softmax of the best perturbed scores: how clearly a token leads once the dice are known.
+        A drafter of the coupled rule proposes these; the first is its guess of the target's choice.  The confidence is
+        the softmax over the best perturbed scores.
         """
         best = self._best(self._adjusted(logits, paths), paths, min(max(width, _COMPARED), self.vocabulary))
         return _with_confidence(*best, width)
 
     def probabilities(self, logits: torch.Tensor, paths: Sequence[Path]) -> Laws:
-        """Each row's full distribution after all processing; temperature 0 is one-hot.
+        """Compute each row's distribution after all processing; at temperature 0 it is one-hot.
 
         Raises:
             NumericsError: a row holds NaN or infinity.
-            RequestError: no token is allowed, or a processor failed.
+            RequestError: every token is banned, or a processor failed.
         """
         adjusted = self._adjusted(logits, paths)
         scaled = adjusted / self._temperature
@@ -165,7 +164,7 @@ class RequestSampler:
         return best_scores(adjusted, self.vocabulary, self._temperature, noise, width, self._truncation)
 
     def _adjusted(self, logits: torch.Tensor, paths: Sequence[Path]) -> torch.Tensor:
-        """Logits [rows, vocabulary] in float32 after everything that comes before temperature."""
+        """Float32 logits [rows, vocabulary] after everything that precedes the temperature."""
         adjusted = logits[:, : self.vocabulary].float()
         if not self.adjusts:
             return adjusted
@@ -197,18 +196,18 @@ class RequestSampler:
 
 
 class RowToRank(NamedTuple):
-    """A row of logits from which one request's best tokens are wanted."""
+    """One row of logits, and the request whose best tokens it gives."""
 
     sampler: RequestSampler
     row: int
     path: Path
-    """Drafted tokens from the last committed one to the row."""
+    """Draft tokens from the last committed one to the row."""
     width: int
-    """How many."""
+    """Number of tokens."""
 
 
 def perturbed_best(logits: torch.Tensor, asked: Sequence[RowToRank]) -> list[Best | None]:
-    """:meth:`RequestSampler.perturbed_best` for rows of many requests: one call for all whose parameters are alike.
+    """:meth:`RequestSampler.perturbed_best` for rows of many requests, with one call per set of equal parameters.
 
     Args:
         logits: float [rows, ≥ vocabulary].
@@ -239,7 +238,7 @@ def perturbed_best(logits: torch.Tensor, asked: Sequence[RowToRank]) -> list[Bes
 
 
 def _with_confidence(best: torch.Tensor, scores: torch.Tensor, width: int) -> list[Best]:
-    """The first ``width`` tokens of each row, as far as there are, with their share among all that were found."""
+    """The first ``width`` tokens of each row, with the softmax of their scores over all found tokens."""
     shares = torch.softmax(scores, dim=1)[:, :width].tolist()
     found = []
     for tokens, share in zip(best[:, :width].tolist(), shares, strict=True):
@@ -249,7 +248,7 @@ def _with_confidence(best: torch.Tensor, scores: torch.Tensor, width: int) -> li
 
 
 class _TokenCounts:
-    """How often each token stands in prompt and output, kept up to date so that no round recounts the text."""
+    """Counts of each token in prompt and output, updated with every commit."""
 
     def __init__(self, vocabulary: int) -> None:
         self._in_prompt = torch.zeros(vocabulary, dtype=torch.bool)
@@ -283,17 +282,17 @@ def _processed(processor: LogitsProcessor, history: History, row: torch.Tensor) 
             return processed.to(row)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # one that wants the process to end, too, ends its own request
+    except BaseException as error:  # even SystemExit ends only its own request
         raise RequestError(f"the logits processor {name} failed with {type(error).__name__}: {error}") from error
     raise RequestError(f"the logits processor {name} must return logits of shape {tuple(row.shape)}")
 
 
 def _check_processed(logits: torch.Tensor, processed: torch.Tensor) -> None:
-    """Refuse NaN and infinity that the processors made of the target's numbers."""
+    """Refuse NaN and infinity that came from the processors."""
     for before, after in zip(logits, processed, strict=True):
         best = after.max()  # NaN where one entry is
         if not torch.isfinite(best) and best != -torch.inf and torch.isfinite(before.max()):
-            raise RequestError("the logits processors returned NaN or infinity; minus infinity is what bans a token")
+            raise RequestError("a logits processor returned NaN or infinity; use minus infinity to ban a token")
 
 
 def _has_penalties(params: SamplingParams) -> bool:

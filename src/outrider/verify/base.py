@@ -1,4 +1,4 @@
-"""What an acceptance rule is: the verdict it returns, the rows and dice it may use, and where it is exact."""
+"""The protocol of acceptance rules: verdicts, rows and dice, and for which drafts a rule is exact."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.tree import TokenTree
 
 
 class Draws(enum.Enum):
-    """How a rule wants a drafter's distribution turned into proposals."""
+    """How drafters must draw proposals from their distribution, for a rule."""
 
     PERTURBED = "best under the target's own noise"
     ARGMAX = "most probable"
@@ -25,18 +25,18 @@ class Draws(enum.Enum):
 
     @property
     def target_alone(self) -> bool:
-        """Whether an exact rule with such draws judges them by the target's own token."""
+        """Whether rules with such draws judge drafts by the target's own token."""
         return self in (Draws.PERTURBED, Draws.ARGMAX)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a round kept of one tree."""
+    """The outcome of one tree: its accepted path, and the emitted tokens."""
 
     path: tuple[int, ...]
-    """Accepted nodes from the anchor's child on; a root-to-node path of the tree."""
+    """Accepted nodes, from the anchor's child downwards."""
     tokens: tuple[int, ...]
-    """Emitted tokens: the accepted drafts, then the bonus unless the output ended or failed before it."""
+    """Emitted tokens: accepted drafts, then the bonus token unless the output ended or failed before it."""
     drafted: tuple[int, ...]
     """Nodes in the tree by depth, depth 1 first."""
     tested: tuple[int, ...]
@@ -44,29 +44,29 @@ class Verdict:
     accepted: tuple[int, ...]
     """1 at each depth of the accepted path."""
     failed: bool = False
-    """Whether the row after the path cannot be read, so that no token follows."""
+    """Whether the row after the path is unreadable, so that there is no bonus token."""
 
     @classmethod
     def of(cls, tree: TokenTree, path: Sequence[int], bonus: int) -> Verdict:
-        """The verdict that accepts a path of nodes and emits one token after it, or none where it is ``ERROR``."""
+        """Accept a path and emit the bonus token after it; ``ERROR`` as the bonus emits none."""
         failed = bonus == ERROR
         tokens = (*(tree.tokens[node] for node in path), *(() if failed else (bonus,)))
         drafted, tested, accepted = _counts(tree, path)
-        # Drafts behind a row that cannot be read are tested against nothing.
+        # Drafts after an unreadable row are not tested.
         return cls(tuple(path), tokens, drafted, tested[: len(path)] if failed else tested, accepted, failed)
 
     @classmethod
     def nothing(cls) -> Verdict:
-        """The verdict where the rule itself broke down."""
+        """The verdict when the rule itself failed."""
         return cls((), (), (), (), (), failed=True)
 
     @property
     def last(self) -> int:
-        """The node after which the round ended."""
+        """The last accepted node; 0, the anchor, if there is none."""
         return self.path[-1] if self.path else 0
 
     def cut(self, tree: TokenTree, emitted: int) -> Verdict:
-        """The same verdict when the output ends after its first ``emitted`` tokens."""
+        """Cut the verdict where the output ends, after ``emitted`` tokens."""
         if emitted >= len(self.tokens):
             return self
         path = self.path[:emitted]
@@ -87,34 +87,34 @@ def _counts(tree: TokenTree, path: Sequence[int]) -> tuple[tuple[int, ...], tupl
 
 
 class Dice(Protocol):
-    """The randomness of a ratio rule; tests replace it to enumerate every outcome of the real code."""
+    """The randomness of a ratio rule; tests replace it to enumerate all outcomes."""
 
     def coin(self, node: int, probability: float) -> bool:
-        """Whether an event of this probability happens; one draw at this node."""
+        """Draw whether an event of this probability happens."""
         ...
 
     def draw(self, node: int, weights: Law) -> int:
-        """An outcome drawn in proportion to non-negative ``weights``; one draw at this node.
+        """Draw an index in proportion to non-negative ``weights``.
 
         Args:
-            node: names the draw.
-            weights: whatever they add up to; all 0 is the law of a row that cannot be read.
+            node: the node, which keys the draw.
+            weights: not necessarily normalized; all 0 stands for an unreadable row.
 
         Returns:
-            An index, or ``ERROR`` where all weights are 0.
+            An index, or ``ERROR`` if all weights are 0.
         """
         ...
 
 
 class KeyedDice:
-    """Dice named by request seed, round and node: never by position alone, which a round may look past.
+    """Dice keyed by request seed, round and node; never by position alone, because rounds look ahead.
 
     Args:
         seed: the request's 64-bit seed.
-        round_number: rounds this request has begun; the same number never returns.
+        round_number: number of rounds that the request has begun; it never repeats.
         choice: index among the ``n`` completions.
-        purpose: what the numbers are for.
-        source: which drafter of a merged tree throws them.
+        purpose: the purpose of the numbers.
+        source: index of the drafter in a merged tree.
     """
 
     def __init__(self, seed: int, round_number: int, choice: int, purpose: Purpose, source: int = 0) -> None:
@@ -130,7 +130,7 @@ class KeyedDice:
         if cumulative[-1] == 0.0:
             return ERROR
         index = int(cumulative.searchsorted(self._uniform(node) * cumulative[-1], side="right"))
-        # Rounding may carry the place to the very end; the last possible token is the right one there.
+        # Rounding may move the index past the end; the last possible token is right then.
         return index if index < len(weights) else int(np.flatnonzero(weights)[-1])
 
     def _uniform(self, node: int) -> float:
@@ -143,28 +143,28 @@ _Answer_co = TypeVar("_Answer_co", covariant=True)
 
 
 class Answers(Protocol[_Answer_co]):
-    """One answer per node, computed when it is read."""
+    """One value per node, computed when it is read."""
 
     def __getitem__(self, node: int, /) -> _Answer_co:
-        """The answer at a node."""
+        """The value at a node."""
         ...
 
 
 class Rows(Protocol):
-    """The target's answer to one tree, computed only where a rule looks.
+    """The target's rows for one tree, computed only where a rule looks.
 
-    A row that cannot be read has the outcome :data:`outrider.law.ERROR` for certain, and so has every row behind an end
-    of the output: no text gets there, so nobody is asked what would follow.
+    An unreadable row always gives :data:`outrider.law.ERROR`.  So does every row after the end of the output, which no
+    text can reach.
     """
 
     @property
     def tokens(self) -> Answers[int]:
-        """The target's own token after each node, under the request's choice noise; ``ERROR`` where it has none."""
+        """The target's own token after each node, under the request's choice noise; ``ERROR`` if there is none."""
         ...
 
     @property
     def probabilities(self) -> Answers[Law]:
-        """The target's distribution after each node; all 0 where it has none."""
+        """The target's distribution after each node; all 0 if there is none."""
         ...
 
     def dice(self, purpose: Purpose) -> Dice:
@@ -173,22 +173,22 @@ class Rows(Protocol):
 
 
 class Verifier(Protocol):
-    """One acceptance rule.  Capabilities are data; the engine never asks for a name."""
+    """An acceptance rule; the engine reads its capabilities and never its name."""
 
     name: ClassVar[str]
     lossless: ClassVar[bool]
-    """Whether the output keeps the target's law; a rule without is exact for nothing, and takes any drafts."""
+    """Whether the output keeps the target's distribution; a lossy rule takes any drafts."""
     draws: ClassVar[Draws]
-    """How drafters that have a distribution must draw from it."""
+    """How drafters must draw from their distribution."""
     trees: ClassVar[bool]
-    """Exact for trees that branch."""
+    """Exact for branching trees."""
     merged: ClassVar[bool]
     """Exact for trees merged from several drafters."""
     deterministic: ClassVar[bool]
-    """Exact for drafts that are a point mass given the text before them."""
+    """Exact for drafts that are certain given the text before them."""
 
     def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
-        """Decide which path of a tree becomes text, and the token after it."""
+        """Decide which path of the tree is accepted, and the token after it."""
         ...
 
 
@@ -205,25 +205,25 @@ def register(rule: type[Verifier]) -> type[Verifier]:
 
 
 def registered() -> dict[str, type[Verifier]]:
-    """Every rule by name."""
+    """All rules by name."""
     return dict(sorted(_REGISTRY.items()))
 
 
 def repeats_plain_text(verifier: Verifier) -> bool:
-    """Whether a rule's text is plain decoding's very text under the same seed, and not only of its law."""
+    """Whether a rule gives exactly the text of plain decoding for a seed, and not only its distribution."""
     return verifier.lossless and verifier.draws.target_alone
 
 
 def rule_label(name: str, *, lossless: bool) -> str:
-    """A rule's name for people; one that changes the output says so."""
+    """A rule's name for output, with a note if it is lossy."""
     return name if lossless else f"{name} (lossy: not the target's text)"
 
 
 def make_verifier(name: str) -> Verifier:
-    """The rule of a name.
+    """Make the rule with this name.
 
     Raises:
-        ConfigError: listing the rules there are.
+        ConfigError: there is none; the message lists the rules.
     """
     key = name.lower().replace("_", "-")
     if key not in _REGISTRY:
@@ -232,34 +232,34 @@ def make_verifier(name: str) -> Verifier:
 
 
 class Demands(Protocol):
-    """What a drafting method asks of a rule; see :class:`outrider.drafters.base.Needs`."""
+    """What a method requires of a rule; :class:`outrider.drafters.base.Needs` has it."""
 
     @property
     def branching(self) -> bool:
-        """Trees that branch."""
+        """Whether its trees branch."""
         ...
 
     @property
     def merged(self) -> bool:
-        """Trees merged from several drafters."""
+        """Whether its trees are merged from several drafters."""
         ...
 
     @property
     def deterministic(self) -> bool:
-        """Drafts that come without a law."""
+        """Whether its drafts are certain, without a distribution."""
         ...
 
 
 def check_exact(verifier: Verifier, method: str, needs: Demands) -> None:
-    """Refuse a rule for drafts it is not exact for; one that is not lossless has no exactness to lose.
+    """Refuse a lossless rule for drafts for which it is not exact.
 
     Args:
         verifier: the rule.
         method: the drafting method's name, for the message.
-        needs: what its drafts are.
+        needs: what the method requires.
 
     Raises:
-        ConfigError: naming the rule, the method and what the rule lacks.
+        ConfigError: the rule is not exact; the message names rules that are.
     """
     if not verifier.lossless:
         return

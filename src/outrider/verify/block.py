@@ -14,9 +14,9 @@ from outrider.verify.residual import chain_of, law, ratio
 
 
 def accepted_block(tree: TokenTree, rows: Rows) -> Verdict:
-    """Accept the longest prefix whose own test succeeds, however many shorter ones would have failed.
+    """Accept the longest prefix whose test succeeds, even if tests of shorter ones would fail.
 
-    The weight ``w_i = min(1, w_{i−1}·p(x_i)/q(x_i))`` is the share of prefix i that the target still wants.  With
+    The weight ``w_i = min(1, w_{i−1}·p(x_i)/q(x_i))`` is the share of prefix i that the target still accepts.  With
     ``Z_i = Σ max(w_i·p − q, 0)`` over the token after it, prefix i < γ is taken with ``h_i = Z_i / (Z_i + 1 − w_i)``
     and followed by a draw from that residual; ``h_γ = w_γ``, followed by p; ``h_0 = 1``.  The tests are independent,
     so they are made from the longest prefix down and end at the first success.
@@ -40,7 +40,7 @@ def accepted_block(tree: TokenTree, rows: Rows) -> Verdict:
 
 
 def _test(w: float, p: Law, q: Law) -> tuple[float, Law]:
-    """Probability ``h`` that a prefix of weight w is taken, and the weights of the token after it."""
+    """Probability ``h`` of taking a prefix of weight w, and the weights of the token after it."""
     r = np.maximum(w * p - q, 0.0)
     Z = float(r.sum())
     if Z == 0.0:

@@ -16,7 +16,7 @@ def walk(tree: TokenTree, tokens: Answers[int]) -> tuple[list[int], int]:
         tokens: the target's token after each node.
 
     Returns:
-        The accepted nodes, and the target's token after the last of them.
+        The accepted nodes, and the target's token after the last one.
     """
     path: list[int] = []
     node = 0
@@ -31,7 +31,7 @@ class Coupled:
     """The target's token at a position is ``argmax(log p + Gumbel(seed, position))`` whatever was drafted.
 
     A drafter proposes ``argmax(log q + the same Gumbel)``, so it is right more often than an independent guess; the
-    text is a function of target, prompt, parameters and seed alone.  Temperature 0 is the same rule without noise.
+    text depends only on target, prompt, parameters and seed.  Temperature 0 is the same rule without noise.
 
     Source: Gumbel-max coupling; Daliri, Musco, Suresh, "Coupling without communication and drafter-invariant
     speculative decoding", 2024.

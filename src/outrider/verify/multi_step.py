@@ -14,8 +14,8 @@ class MultiStep:
     """Tests a node's draws in turn; each failure replaces p by ``norm(max(p − q, 0))`` with the q of that draw.
 
     A token drawn twice is tested twice, so trees keep multiplicities; a tree merged from several drafters is tested
-    with each draw's own q.  The paper visits children in random order; the order in which they were drawn is as
-    good, because it was fixed before their tokens were known.
+    with each draw's own q.  The paper visits children in random order; the order of drawing is as good,
+    because it was fixed before the tokens were known.
 
     Source: Miao et al., "SpecInfer: accelerating large language model serving with tree-based speculative inference
     and verification", 2024, algorithm 2 (verify stochastic) and theorem 4.2.

@@ -16,7 +16,7 @@ class PointMass:
     ``y ~ p``; accept iff ``y = x``.  The emitted token has law p for every draft, so any scheduling of drafts, even
     one that looks at the drafted tokens, keeps the target's distribution.  It is the special case ``q(x) = 1`` of
     modified rejection sampling (Leviathan, Kalman, Matias, "Fast inference from transformers via speculative
-    decoding", 2023, §2.3).  Drafters propose their most probable tokens, which p is likeliest to hit.
+    decoding", 2023, §2.3).  Drafters propose their most probable tokens, which p most probably draws.
     """
 
     name: ClassVar[str] = "point-mass"

@@ -22,7 +22,7 @@ def law(tree: TokenTree, candidate: Candidate, vocabulary: int) -> Law:
     """The law of a candidate's token given its path and the siblings drawn before it.
 
     Returns:
-        A draft without a law of its own is certain: one-hot.
+        The law; one-hot for a draft without a law of its own.
     """
     if candidate.q is None:
         certain = np.zeros(vocabulary)
@@ -55,19 +55,19 @@ def residual(p: Law, q: Law) -> Law:
 
 
 def select(tree: TokenTree, node: int, p: Law, accept: Dice) -> tuple[int | None, Law]:
-    """Test the candidates below a node one after the other, each against what the ones before it left of p.
+    """Test the candidates below a node in turn, each against the residual that the previous ones left of p.
 
     They are tested in the order they were drawn.  Any order that was fixed without looking at the tokens would do;
     the drawn order is one, and draws without replacement allow no other, since a law is given its predecessors.
 
     Args:
         tree: the drafted tree.
-        node: where the accepted path has got to.
+        node: the last accepted node.
         p: the target's distribution after the node.
         accept: dice of the tests.
 
     Returns:
-        The accepted child, or None; and the law of the next token in the latter case.
+        The accepted child, or None; and then the law of the next token.
     """
     for candidate in tree.siblings(node):
         q, x = law(tree, candidate, len(p)), tree.tokens[candidate.node]
@@ -78,7 +78,7 @@ def select(tree: TokenTree, node: int, p: Law, accept: Dice) -> tuple[int | None
 
 
 def top_down(tree: TokenTree, rows: Rows) -> Verdict:
-    """From the anchor, descend into the accepted child until a node has none; then draw from what is left there."""
+    """Descend from the anchor into accepted children; where none is accepted, draw from the residual."""
     p, accept, final = rows.probabilities, rows.dice(Purpose.ACCEPT), rows.dice(Purpose.FINAL)
     path: list[int] = []
     node = 0

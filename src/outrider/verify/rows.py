@@ -1,4 +1,4 @@
-"""The target's rows of one pass, handed to an acceptance rule sequence by sequence."""
+"""The target's rows of one pass, sequence by sequence, for an acceptance rule."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from outrider.tree import TokenTree
 from outrider.verify.base import Answers, Dice, KeyedDice
 
 _TOGETHER: Final = 1 << 15
-"""Numbers of a pass's laws that are computed at once: narrow rows share a call, and of wide ones each has its own."""
+"""Most probabilities that one softmax call computes."""
 _Answer = TypeVar("_Answer")
 
 
 class SharedArgmax:
-    """The argmax of every row of a pass: taken once for all plain greedy requests, and only if one asks.
+    """The argmax of every row of a pass, computed once if a plain greedy request needs it.
 
     Args:
         logits: float [rows, ≥ vocabulary].
-        vocabulary: columns that count.
+        vocabulary: number of valid columns.
     """
 
     def __init__(self, logits: torch.Tensor, vocabulary: int) -> None:
@@ -46,16 +46,18 @@ class SharedArgmax:
             self._best = tokens.tolist(), torch.isfinite(values).tolist()
         best, finite = self._best
         if not finite[first + node]:
-            raise NumericsError("the target's logits hold NaN or infinity; the request was ended")
+            raise NumericsError(
+                "the target's logits hold NaN or infinity, so the request ended; check the model and its dtype"
+            )
         return best[first + node]
 
 
 class SharedLaws:
-    """The laws of a pass's rows at one temperature: of many narrow rows at once, of wide ones each when it is asked.
+    """The distributions of a pass's rows at one temperature, computed in blocks when needed.
 
     Args:
         logits: float [rows, ≥ vocabulary].
-        vocabulary: columns that count.
+        vocabulary: number of valid columns.
         temperature: positive.
     """
 
@@ -65,7 +67,7 @@ class SharedLaws:
         self._known: dict[int, Laws] = {}
 
     def law(self, first: int, node: int) -> Law:
-        """The law of row ``first + node``.
+        """The distribution of row ``first + node``.
 
         Raises:
             NumericsError: the row holds NaN or infinity.
@@ -84,16 +86,16 @@ class SharedLaws:
 
 
 class TargetRows:
-    """The target's answer to one sequence's tree, computed only where a rule looks; see :class:`Rows`.
+    """The target's rows for one sequence's tree, computed only where a rule looks.
 
     Args:
         logits: float [rows of the pass, ≥ vocabulary].
         tree: the tree that some of them answer.
         sampler: turns rows into distributions.
-        round_number: the request's round, which names the dice of ratio rules.
-        ended: whether the output ends on a drafted path, so that its last row is never asked.
-        best: gives a node's argmax where the whole pass shares it; None chooses by the sampler.
-        law: gives a node's law likewise.
+        round_number: the request's round, which keys the dice of ratio rules.
+        ended: whether the output ends on a draft path; rows after an end are not computed.
+        best: gives a node's argmax from the shared pass; None uses the sampler.
+        law: gives a node's distribution from the shared pass; None uses the sampler.
         first: the anchor's row of the pass.
     """
 
@@ -121,21 +123,21 @@ class TargetRows:
 
     @property
     def failures(self) -> dict[int, Exception]:
-        """Why a node's row cannot be read; rows behind an end are not among them."""
+        """The errors of unreadable rows, by node; rows after an end have none."""
         if self._failures is None:
             self._failures = {}
         return self._failures
 
     @property
     def tokens(self) -> Answers[int]:
-        """The target's own token after each node; see :class:`outrider.verify.base.Rows`."""
+        """The target's own token after each node; ``ERROR`` if there is none."""
         if self._tokens is None:
             self._tokens = _Tokens(self)
         return self._tokens
 
     @property
     def probabilities(self) -> Answers[Law]:
-        """The target's distribution after each node; see :class:`outrider.verify.base.Rows`."""
+        """The target's distribution after each node; all 0 if there is none."""
         if self._laws is None:
             self._laws = _Laws(self)
         return self._laws
@@ -145,11 +147,11 @@ class TargetRows:
         return KeyedDice(self.sampler.seed, self._round, self.sampler.choice, purpose)
 
     def read(self, node: int, answer: Callable[[int], _Answer], nothing: Callable[[], _Answer]) -> _Answer:
-        """An answer at a node, or ``nothing()`` where the row cannot be read."""
+        """The answer at a node; ``nothing()`` for an unreadable row."""
         try:
             if not (node and self.ended(self.tree.paths[node])):
                 return answer(node)
-        except Exception as error:  # noqa: BLE001 - whatever fails fails for this row alone, and is told with it
+        except Exception as error:  # noqa: BLE001 - an error belongs to this row and is kept with it
             self.failures[node] = error
         return nothing()
 
@@ -162,7 +164,7 @@ class TargetRows:
 
 
 class _Tokens(dict[int, int]):
-    """The target's own tokens by node, each asked for once."""
+    """The target's own tokens by node, each computed once."""
 
     def __init__(self, rows: TargetRows) -> None:
         self._rows = rows
@@ -173,7 +175,7 @@ class _Tokens(dict[int, int]):
 
 
 class _Laws(dict[int, Law]):
-    """The target's distributions by node, each asked for once."""
+    """The target's distributions by node, each computed once."""
 
     def __init__(self, rows: TargetRows) -> None:
         self._rows = rows
@@ -184,7 +186,7 @@ class _Laws(dict[int, Law]):
 
 
 class Asked(NamedTuple):
-    """One sequence whose rows a rule will look at."""
+    """One sequence whose rows a rule will judge."""
 
     first: int
     """Its first row among the pass's logits."""
@@ -192,7 +194,7 @@ class Asked(NamedTuple):
     sampler: RequestSampler
     round_number: int
     ended: Callable[[Path], bool]
-    """See :class:`TargetRows`."""
+    """Whether the output ends on a draft path."""
 
 
 def rows_of(logits: torch.Tensor, vocabulary: int, sequences: Sequence[Asked]) -> list[TargetRows]:
@@ -200,8 +202,8 @@ def rows_of(logits: torch.Tensor, vocabulary: int, sequences: Sequence[Asked]) -
 
     Args:
         logits: float [wanted rows, ≥ vocabulary].
-        vocabulary: columns that count.
-        sequences: in the order of their rows.
+        vocabulary: number of valid columns.
+        sequences: the sequences, in the order of their rows.
     """
     best = SharedArgmax(logits, vocabulary)
     laws: dict[float, SharedLaws] = {}

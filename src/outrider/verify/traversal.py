@@ -17,7 +17,7 @@ from outrider.verify.residual import law, ratio
 
 @dataclass
 class _Visit:
-    """A node on the way from the root to where the walk is."""
+    """A node on the path from the root to the current node of the walk."""
 
     node: int
     a: float
@@ -25,9 +25,9 @@ class _Visit:
     P: Law
     """Law of the token after the node, if the walk ends at it."""
     left: Iterator[Candidate]
-    """Draws below it that were not tried."""
+    """Draws below it that were not tried yet."""
     Q: Law
-    """Law of the draw that is being tried."""
+    """Law of the draw that is tried now."""
 
 
 def walk(tree: TokenTree, p: Answers[Law], accept: Dice) -> tuple[list[int], Law]:
@@ -39,7 +39,7 @@ def walk(tree: TokenTree, p: Answers[Law], accept: Dice) -> tuple[list[int], Law
     for its parent: with ``S = Σ r`` the parent goes on with ``a ← S / (S + 1 − a)`` and ``P ← r/S``.
 
     Returns:
-        The nodes from the root to where the walk ends, and the law of the token after the last.
+        The nodes from the root to the end of the walk, and the law of the token after the last one.
     """
     below: dict[int, list[Candidate]] = {}
     for candidate in tree.candidates:

@@ -1,7 +1,6 @@
-"""Typical acceptance: a lossy rule, for comparisons with what others publish; the text is not the target's.
+"""Typical acceptance: a lossy rule for comparisons with published results; the text is not the target's.
 
-It is registered like any other rule and says so in its ``lossless`` flag: nothing chooses it but its own name, and an
-audit refuses it.
+It is registered like any other rule, with ``lossless`` False.  Only its own name selects it, and the audit refuses it.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from outrider.tree import TokenTree
 from outrider.verify.base import Answers, Draws, Rows, Verdict, register
 
 EPSILON: Final = 0.09
-"""ε: no token that is at least so probable is ever refused."""
+"""ε: a token with a higher probability is always accepted."""
 DELTA: Final = math.sqrt(EPSILON)
-"""δ: what multiplies exp(−H), as the paper ties it to ε."""
+"""δ: the factor of exp(−H), which the paper sets to √ε."""
 
 
 def threshold(p: Law) -> float:
-    """``min(ε, δ·exp(−H(p)))``: the more open the target is, the less a draft need be probable."""
+    """``min(ε, δ·exp(−H(p)))``: the higher the entropy, the lower the threshold."""
     possible = p[p > 0.0]
     entropy = -float((possible * np.log(possible)).sum())
     return min(EPSILON, DELTA * math.exp(-entropy))
 
 
 def typical_path(tree: TokenTree, p: Answers[Law]) -> list[int]:
-    """The longest path of a tree whose every token has more than the threshold; of equally long ones the likeliest.
+    """The longest path whose tokens all exceed the threshold; among equally long ones, the most probable.
 
     Args:
         tree: the drafted tree.
