@@ -59,7 +59,7 @@ class Call:
         """Who waits for mail now, each with what wakes it."""
         self.told = False
         """Whether an error is in the mail that nobody has read."""
-        self._tokenizer, self._ends_only, self._clock = tokenizer, ends_only, self.seconds
+        self.ends_only, self._tokenizer, self._clock = ends_only, tokenizer, self.seconds
         self._before = self.seconds
         self._drafted: dict[str, list[bool]] = {}
 
@@ -137,7 +137,7 @@ class Call:
         self.open -= item.finished
         if not self.open:
             self.seconds = self._clock.minus(self._before)
-        return item.finished or not self._ends_only
+        return item.finished or not self.ends_only
 
     def choice(self, request: Request) -> Choice:
         """The output of a request that has ended."""

@@ -110,7 +110,7 @@ class Driver:
         """The next thing that happened to a call's requests, or None when there will be none.
 
         Raises:
-            BaseException: what a round raised meanwhile; the call goes on, and may be waited for again.
+            BaseException: what a round raised meanwhile; a call that asks for more than ends goes on.
         """
         self._refuse_the_runner()
         letter: Letter = ADMITTED

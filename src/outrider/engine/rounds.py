@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 
 import torch
@@ -82,6 +83,8 @@ class Rounds:
             for call in waiting:
                 call.told = True
                 self._outbox.append((call, self.fault))
+                if call.ends_only:  # its caller wants all or nothing
+                    self.inbox.put(partial(Rounds.drop, call=call))
             self.fault = None
 
     def admit(self, call: Call) -> None:
