@@ -25,7 +25,7 @@ from rich.table import Table
 
 from outrider import LLM, CacheConfig, SamplingParams, Speculation
 from outrider.bench.machine import facts
-from outrider.drafters.base import make_config
+from outrider.drafters import make_config
 from outrider.heads.checkpoint import HeadCheckpoint, TargetFacts
 from outrider.models.backends import load_model
 from outrider.models.base import TargetModel

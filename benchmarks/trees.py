@@ -21,7 +21,7 @@ from rich.table import Table
 
 from outrider import LLM, SamplingParams, Speculation
 from outrider.bench.machine import facts
-from outrider.bench.prompts import encode_prompts, read_prompts
+from outrider.bench.prompts import encode_prompts, selected_prompts
 from outrider.heads.loading import read_head
 
 TREES = {"static": "eagle", "dynamic": "eagle2"}
@@ -41,7 +41,7 @@ def measured(arms: dict[str, LLM], files: list[Path], wishes: argparse.Namespace
     """Of each set of prompts, what every tree brought."""
     params = SamplingParams(max_tokens=wishes.max_tokens)
     for file in track(files, description="sets of prompts", console=Console(stderr=True)):
-        rows = read_prompts(file, None, None)
+        rows = selected_prompts(file, None, None)
         rows = rows[:: max(1, len(rows) // wishes.limit)][: wishes.limit]
         found: dict[str, Any] = {"file": file.name, "prompts": len(rows), "max_tokens": wishes.max_tokens}
         for tree, llm in arms.items():

@@ -14,7 +14,7 @@ from typing import Any
 
 from outrider import CacheConfig, SamplingParams, SchedulerConfig
 from outrider.cli.method_options import options_of, spellings
-from outrider.drafters.base import config_class, methods
+from outrider.drafters import config_class, methods
 from outrider.metrics import PhaseSeconds, Prediction, RowCosts, SpeculationStats
 from outrider.verify import make_verifier, registered
 

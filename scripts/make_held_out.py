@@ -20,7 +20,7 @@ def main(folder: Path) -> None:
         if line.strip()
         for turn in json.loads(line).get("turns", [])
     ]
-    FILE.write_bytes(decontaminate.HeldOut.of(turns).packed())
+    FILE.write_bytes(decontaminate.EvaluationPrompts.of(turns).packed())
     sys.stdout.write(f"{len(turns)} turns, {FILE.stat().st_size} bytes of hashes in {FILE.name}\n")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from tiny import VOCABULARY, tiny_module
 
-from outrider.train.features.teacher import Matrices
+from outrider.train.features.teacher import Teacher
 
 WIDTH, LAYERS = 32, 2
 
@@ -56,9 +56,9 @@ class TinyTarget:
         return self.module.lm_head.weight[ids]
 
 
-def teacher(seed: int = 0) -> Matrices:
+def teacher(seed: int = 0) -> Teacher:
     module = tiny_module(seed, attention="sdpa")
-    return Matrices(module.lm_head.weight, module.model.embed_tokens.weight)
+    return Teacher(module.lm_head.weight, module.model.embed_tokens.weight)
 
 
 @lru_cache

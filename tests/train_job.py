@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from captured import LAYERS, InMemory, TinyTarget, teacher, texts
 
-from outrider.train.features.batches import Batches, BatchShape, BatchStream, held_out_batches
+from outrider.train.features.batches import Batches, BatchShape, held_out_batches
 from outrider.train.loop.training import Task, Training
 from outrider.train.loop.workers import workers
 from outrider.train.recipes.base import recipe_class
@@ -24,7 +24,7 @@ def job(method: str = "blockwise") -> Task:
     """Two heads on a reduced vocabulary, 24 texts to learn from and 6 to be judged on."""
     torch.set_num_threads(1)
     recipe = recipe_class(method)(heads=2)
-    stream: BatchStream = Batches(InMemory(texts(24)), SHAPE, seed=0)
+    stream = Batches(InMemory(texts(24)), SHAPE, seed=0)
     held_out = held_out_batches(texts(6, seed=1), SHAPE)
     head = recipe.head(TinyTarget(), torch.arange(48), seed=0)
     return Task(recipe, head, teacher(), stream, held_out)

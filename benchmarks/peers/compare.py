@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the scripts' common part l
 from result import write_file
 
 from outrider.bench.machine import facts
-from outrider.bench.prompts import read_prompts
+from outrider.bench.prompts import selected_prompts
 from outrider.models.loading import find, open_model
 
 HERE: Final = Path(__file__).parent
@@ -78,7 +78,7 @@ def main() -> int:
     wishes = parser.parse_args()
     engines = start(wishes)
     files = open_model(wishes.target)
-    prompts = read_prompts(wishes.prompts, wishes.select, wishes.limit)
+    prompts = selected_prompts(wishes.prompts, wishes.select, wishes.limit)
     order = random.Random(wishes.seed)
     samples: list[dict[str, Any]] = []
     for prompt in track(prompts, description="comparing", console=Console(stderr=True)):

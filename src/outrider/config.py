@@ -7,14 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, TypeVar
 
-from outrider.drafters.base import (
-    AUTOMATIC,
-    AUTOMATICALLY,
-    DrafterConfig,
-    automatic_config,
-    changed,
-    config_class,
-)
+from outrider.drafters import AUTOMATIC, AUTOMATICALLY, automatic_config, changed, config_class
+from outrider.drafters.base import DrafterConfig
 from outrider.errors import ConfigError
 from outrider.options import Role, check_options, drafter_option, drafters_named, option, roles_of
 

@@ -212,6 +212,14 @@ class TreeBuilder:
                 removed=candidate.removed,
             )
 
+    def grown(self) -> TokenTree:
+        """The tree as it stands, without draws and unchecked: for the passes of the drafter that grows it."""
+        tree, count = TokenTree.__new__(TokenTree), len(self.tokens)
+        tree.__dict__.update(tokens=tuple(self.tokens), parents=tuple(self.parents), survival=(), candidates=())
+        if tree.parents == _chain(count)["parents"]:
+            tree.__dict__.update(_chain(count))
+        return tree
+
     def build(self) -> TokenTree:
         """The finished tree."""
         return TokenTree(tuple(self.tokens), tuple(self.parents), tuple(self.survival), tuple(self._candidates))

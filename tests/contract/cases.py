@@ -16,7 +16,8 @@ from tiny_heads import tiny_head
 
 from outrider import LLM, Speculation
 from outrider.config import CacheConfig, SchedulerConfig
-from outrider.drafters.base import DrafterConfig, config_class, methods
+from outrider.drafters import config_class, methods
+from outrider.drafters.base import DrafterConfig
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import HeadCheckpoint, write_head
 from outrider.models.base import TargetModel

@@ -17,7 +17,7 @@ from table_model import TableModel
 from contract.cases import make
 from contract.test_lossless import assert_clean
 from outrider import LLM, CacheConfig, SamplingParams, SchedulerConfig
-from outrider.drafters.base import make_config
+from outrider.drafters import make_config
 from outrider.kv.pool import PagedCache
 from outrider.kv.state import Kept, Slots
 from outrider.models.base import Rollback, TargetOutput

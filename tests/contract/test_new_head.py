@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from outrider.heads.blocks import Block, BlockShape, Parts, Rotary
+from outrider.heads.blocks import BlockShape, DecoderBlock, HeadParts, Rotary
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ToyHead(nn.Module):
         super().__init__()
         self.config, shape = config, config.block
         self.fc = nn.Linear(2 * shape.width, shape.width)
-        self.layers = nn.ModuleList(Block(shape) for _ in range(config.blocks))
+        self.layers = nn.ModuleList(DecoderBlock(shape) for _ in range(config.blocks))
         self.norm = nn.RMSNorm(shape.width, shape.norm_epsilon)
         self.lm_head = nn.Linear(shape.width, config.vocabulary, bias=False)
         self.rotary = Rotary(shape)
@@ -69,7 +69,7 @@ class ToyHead(nn.Module):
 
     def parts(self):
         blocks = [layer.parts for layer in self.layers]
-        made = Parts(
+        made = HeadParts(
             self.config.block,
             self.rotary.rotation,
             blocks,

@@ -16,7 +16,8 @@ from wrapped import Wrapped
 from contract.cases import BACKENDS, PROMPTS, by_id, configs, make
 from contract.test_lossless import GREEDY, SETTINGS, answers, assert_clean, plain
 from outrider import CacheConfig, SamplingParams, SchedulerConfig
-from outrider.drafters.base import DraftSequence, Needs, changed
+from outrider.drafters import changed
+from outrider.drafters.base import DraftSequence, Needs
 from outrider.engine.request import Request
 from outrider.engine.stopping import FinishReason
 from outrider.models.base import TargetOutput

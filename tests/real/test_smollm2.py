@@ -11,8 +11,9 @@ import torch
 from tiny_heads import tiny_head
 
 from outrider import LLM, SamplingParams, Speculation
+from outrider.drafters import config_class, methods
 from outrider.drafters._trained import head_config
-from outrider.drafters.base import DrafterConfig, config_class, methods
+from outrider.drafters.base import DrafterConfig
 from outrider.heads.checkpoint import HeadCheckpoint
 from outrider.kv.pool import KVPool
 from outrider.models.backends import LoadOptions, load_model

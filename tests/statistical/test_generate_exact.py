@@ -17,7 +17,8 @@ import torch
 from table_model import TableModel
 
 from outrider import LLM, SamplingParams, Speculation
-from outrider.drafters.base import Proposal, config_class
+from outrider.drafters import config_class
+from outrider.drafters.base import Proposal
 from outrider.engine.picker import DRAWS
 from outrider.errors import ConfigError, OutriderError
 from outrider.law import Law

@@ -15,7 +15,7 @@ from tiny import VOCABULARY, tiny_model, tiny_native
 from wrapped import Wrapped
 
 from outrider import SamplingParams
-from outrider.audit import Effort, Parts, audit, read_prompts
+from outrider.audit import Effort, Parts, audit, audit_prompts
 from outrider.audit.chi_square import Fit, chi_square, detectable, needed, tail
 from outrider.audit.equality import (
     GREEDY,
@@ -369,13 +369,13 @@ def test_bad_prompt_files_are_one_sentence(tmp_path, line: str) -> None:  # type
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "fine"}\n' + line + "\n")
     with pytest.raises(ConfigError, match="line 2"):
-        read_prompts(file)
+        audit_prompts(file)
 
 
 def test_prompt_files_may_name_the_text_in_three_ways(tmp_path) -> None:  # type: ignore[no-untyped-def]
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "a"}\n\n{"text": "b"}\n{"turns": ["c", "d"]}\n')
-    found = read_prompts(file)
+    found = audit_prompts(file)
     assert [(prompt.messages, prompt.text) for prompt in found] == [
         ((("user", "a"),), ""),
         ((), "b"),

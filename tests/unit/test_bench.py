@@ -20,7 +20,7 @@ from outrider.bench import runner
 from outrider.bench.equality import first_difference
 from outrider.bench.machine import commit, facts
 from outrider.bench.page import page
-from outrider.bench.prompts import COMPLETE_CODE, read_prompts
+from outrider.bench.prompts import COMPLETE_CODE, selected_prompts
 from outrider.bench.report import SCHEMA_VERSION
 from outrider.bench.runner import Setting, grid
 from outrider.bench.session import method_arms
@@ -92,23 +92,23 @@ def bench(folder: Path, prompts: Path, tmp_path: Path) -> Bench:
 
 class TestPrompts:
     def test_rows_and_form(self, prompts: Path) -> None:
-        rows = read_prompts(prompts, "6>i>=4", None)
+        rows = selected_prompts(prompts, "6>i>=4", None)
         assert [row.number for row in rows] == [4, 5]
         assert rows[0].messages == (("user", ROWS[4]["turns"][0]),)
         assert rows[1].messages == (("user", COMPLETE_CODE + "def f(x):\n"),)
         assert COMPLETE_CODE == "Complete this Python function, answer with code only:\n"
-        assert [row.id for row in read_prompts(prompts, None, 2)] == ["row-0", "row-1"]
+        assert [row.id for row in selected_prompts(prompts, None, 2)] == ["row-0", "row-1"]
 
     @pytest.mark.parametrize("line", ["{", "[]", '{"id": 1}', '{"id": 1, "category": "x", "turns": [""]}', "3"])
     def test_a_bad_row_is_named(self, tmp_path: Path, line: str) -> None:
         path = tmp_path / "bad.jsonl"
         path.write_text(json.dumps(ROWS[0]) + "\n" + line)
         with pytest.raises(ConfigError, match="line 2"):
-            read_prompts(path, None, None)
+            selected_prompts(path, None, None)
 
     def test_nothing_left_is_told(self, prompts: Path) -> None:
         with pytest.raises(ConfigError, match="no prompt is left of the 7"):
-            read_prompts(prompts, "i>99", None)
+            selected_prompts(prompts, "i>99", None)
 
 
 def test_grid_has_greedy_once() -> None:

@@ -21,7 +21,7 @@ from outrider.cli.commands import COMMANDS, GROUPS, TAKES_DASH
 from outrider.cli.method_options import spellings
 from outrider.cli.options import METHOD, MethodFlags, ModelFlags, SpeculationFlags, all_options, options_of
 from outrider.cli.sampling import CompletionFlags
-from outrider.drafters.base import config_class, methods
+from outrider.drafters import config_class, methods
 from outrider.errors import ConfigError, OutriderError
 from outrider.sampling.params import SamplingParams
 

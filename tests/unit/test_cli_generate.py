@@ -15,8 +15,8 @@ from tiny_heads import tiny_head
 
 from outrider import LLM, SamplingParams
 from outrider.cli import figures
+from outrider.drafters import config_class, methods
 from outrider.drafters._trained import head_config
-from outrider.drafters.base import config_class, methods
 from outrider.heads.checkpoint import write_head
 from outrider.kernels.native import cpu, kernel_names, use_kernels
 from outrider.metrics import FEWEST_ONE_ROW_ROUNDS, RowCosts

@@ -14,7 +14,7 @@ from tiny_folder import make_folder
 
 from outrider.bench.machine import quick_facts
 from outrider.cli.method_options import all_options, spellings
-from outrider.drafters.base import methods
+from outrider.drafters import methods
 from outrider.kernels.native import cpu
 from outrider.models.backends import backends
 from outrider.verify import registered

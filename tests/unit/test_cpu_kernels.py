@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.kernels.native import cpu, missing, physical_cores
-from outrider.models.files.dequantize import TENSOR_KINDS, Job, dequantize
+from outrider.models.files.dequantize import TENSOR_KINDS, DequantizeJob, dequantize
 from outrider.models.native.packed_weights import StoredMatrix, quantized
 
 pytestmark = pytest.mark.skipif(cpu is None, reason=f"{missing}")
@@ -54,7 +54,7 @@ def stored(kind: str, outputs: int, inputs: int, seed: int = 0) -> np.ndarray:
 
 def decoded(kind: str, raw: np.ndarray, outputs: int, inputs: int) -> torch.Tensor:
     out = torch.empty(outputs, inputs)
-    dequantize([Job(torch.from_numpy(raw).view(outputs, -1), KINDS[kind], out)])
+    dequantize([DequantizeJob(torch.from_numpy(raw).view(outputs, -1), KINDS[kind], out)])
     return out
 
 

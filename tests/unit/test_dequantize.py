@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.models.files import dequantize as module
-from outrider.models.files.dequantize import TENSOR_KINDS, Job, TensorKind, dequantize
+from outrider.models.files.dequantize import TENSOR_KINDS, DequantizeJob, TensorKind, dequantize
 
 KINDS = list(TENSOR_KINDS.items())
 NAMES = [kind.name for kind in TENSOR_KINDS.values()]
@@ -37,7 +37,7 @@ def equal_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 def decoded(raw: np.ndarray, kind: TensorKind, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     out = torch.empty(len(raw) * kind.block_elements, dtype=dtype)
-    dequantize([Job(torch.from_numpy(raw), kind, out)])
+    dequantize([DequantizeJob(torch.from_numpy(raw), kind, out)])
     return out
 
 
@@ -87,7 +87,7 @@ def test_many_tensors_at_once_and_the_thread_count_stays(threads: int) -> None:
     kinds = [kind for kind in TENSOR_KINDS.values() for _ in range(3)]
     raws = [random_blocks(kind, 40 + n, seed=n) for n, kind in enumerate(kinds)]
     outs = [torch.empty(len(raw), kind.block_elements) for raw, kind in zip(raws, kinds, strict=True)]
-    dequantize([Job(torch.from_numpy(r), k, o) for r, k, o in zip(raws, kinds, outs, strict=True)])
+    dequantize([DequantizeJob(torch.from_numpy(r), k, o) for r, k, o in zip(raws, kinds, outs, strict=True)])
     for raw, kind, out in zip(raws, kinds, outs, strict=True):
         assert equal_bits(out.view(-1), decoded(raw, kind))
     assert torch.get_num_threads() == threads
@@ -96,5 +96,5 @@ def test_many_tensors_at_once_and_the_thread_count_stays(threads: int) -> None:
 def test_an_error_in_a_thread_comes_out_and_the_thread_count_stays(threads: int) -> None:
     kind = TENSOR_KINDS[8]
     with pytest.raises(RuntimeError):
-        dequantize([Job(torch.zeros(33, dtype=torch.uint8), kind, torch.empty(32))])
+        dequantize([DequantizeJob(torch.zeros(33, dtype=torch.uint8), kind, torch.empty(32))])
     assert torch.get_num_threads() == threads

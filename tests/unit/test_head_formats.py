@@ -39,7 +39,7 @@ from tiny import tiny_model, tiny_native
 from tiny_heads import tiny_head
 
 from outrider import LLM, SamplingParams, Speculation
-from outrider.drafters.base import config_class
+from outrider.drafters import config_class
 from outrider.errors import ConfigError, ModelError, OutriderError
 from outrider.heads.checkpoint import TargetFacts, write_head
 from outrider.heads.formats._shapes import rotation

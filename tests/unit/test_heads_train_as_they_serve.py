@@ -17,7 +17,7 @@ from outrider.heads.runner import BlockRunner, FeatureRunner
 from outrider.kv.pool import PagedCache
 from outrider.models.hf.model import HFModel
 from outrider.train.features.batches import Batch
-from outrider.train.features.teacher import Matrices
+from outrider.train.features.teacher import Teacher
 from outrider.train.recipes._blocks import corrected, draft_blocks
 from outrider.train.recipes._calibration import calibration_error, cross_validated_errors, scaling_temperatures
 from outrider.train.recipes._unroll import unroll
@@ -60,7 +60,7 @@ def test_an_eagle_head(method: str) -> None:
     target = tiny_model(0)
     head, text = head_of(method, target), text_of(target)
     tokens = text.tokens[0].tolist()
-    trained = [answers[0, START] for answers in unroll(head, text, Matrices.of(target), 4)]
+    trained = [answers[0, START] for answers in unroll(head, text, Teacher.of(target), 4)]
 
     served, cache = FeatureRunner(head, target), PagedCache(4, 16)  # type: ignore[arg-type]
     cache.extend("text", LENGTH + 8)
@@ -94,7 +94,7 @@ def test_a_block_head(method: str, correction: str) -> None:
     head, text = head_of(method, target, slots=5, rank=8, correction=correction), text_of(target)
     tokens = text.tokens[0].tolist()
     drafted = draft_blocks(
-        head, text, Matrices.of(target), torch.tensor([[3, START]]), torch.ones(1, 2, dtype=torch.bool)
+        head, text, Teacher.of(target), torch.tensor([[3, START]]), torch.ones(1, 2, dtype=torch.bool)
     )
     trained = corrected(head, drafted)[0, 1]
 
@@ -150,5 +150,5 @@ def test_a_confidence_without_a_whole_block_keeps_its_temperatures() -> None:
     head.config = dataclasses.replace(head.config, temperatures=(2.0, 2.0, 2.0))
     one = text_of(target)
     short = dataclasses.replace(one, mask=one.mask & (torch.arange(LENGTH) == START))  # one row of an answer
-    assert made.calibrate(head, [short], Matrices.of(target)) == {}
+    assert made.calibrate(head, [short], Teacher.of(target)) == {}
     assert head.config.temperatures == (2.0, 2.0, 2.0)

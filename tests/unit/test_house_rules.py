@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from outrider.control.base import Controller
-from outrider.drafters.base import Drafter, config_class, methods
+from outrider.drafters import config_class, methods
+from outrider.drafters.base import Drafter
 from outrider.models.base import TargetModel
 from outrider.verify import registered
 from outrider.verify.base import Verifier
@@ -296,6 +297,19 @@ def test_nothing_imports_itself_in_a_circle() -> None:
 
 def test_a_circle_is_seen() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == {("b", "c")}
+
+
+TWICE: dict[str, str] = {}
+"""Class names that may stand for two things, and why."""
+
+
+def test_a_class_name_means_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(path.relative_to(SOURCE).as_posix())
+    assert {name: where for name, where in places.items() if len(where) > 1 and name not in TWICE} == {}
 
 
 def tracked_texts() -> list[Path]:

@@ -10,9 +10,9 @@ from tiny import tiny_model
 from tiny_heads import tiny_head
 
 from outrider import LLM, SamplingParams
-from outrider.drafters import _trained
+from outrider.drafters import _trained, automatic_config
 from outrider.drafters._trained import head_config
-from outrider.drafters.base import DraftContext, DraftSequence, automatic_config
+from outrider.drafters.base import DraftContext, DraftSequence
 from outrider.drafters.lookup_model import LookupModel
 from outrider.drafters.ngram import Ngram, NgramDrafter, NgramIndex, copied
 from outrider.drafters.suffix import Suffix, SuffixDrafter

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError
-from outrider.train.objectives.base import make_objective, names
+from outrider.train.objectives import make_objective, names
 from outrider.train.recipes._weighted_loss import d_pace, exponential, geometric
 
 DIVERGENCES = ["kl", "reverse_kl", "jsd", "tv", "acceptance", "lk_hybrid"]

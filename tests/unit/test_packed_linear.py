@@ -12,7 +12,7 @@ from torch import nn
 
 from outrider.errors import ConfigError
 from outrider.heads import packed
-from outrider.heads.packed import PackedLinear, Packing, from_stored, pack, stored_linear, to_stored
+from outrider.heads.packed import PackedLinear, Packing, from_stored, pack, to_stored
 from outrider.kernels.native import cpu, missing, physical_cores
 
 needs_kernels = pytest.mark.skipif(cpu is None, reason=f"{missing}")
@@ -135,19 +135,16 @@ def test_a_stored_matrix_comes_back_and_multiplies_like_the_packed_one(kind: str
     assert (raw.dtype, raw.shape) == (torch.uint8, (outputs, inputs // 32 * (34 if kind == "Q8_0" else 18)))
     back = from_stored(raw, kind, inputs, outputs)
     assert float((back - linear.weight).norm() / linear.weight.norm()) < 1.5 * BOUNDS[kind]
-    rows = numbers(5, inputs)
-    direct = stored_linear(raw, kind, inputs, outputs, linear.bias)
-    assert torch.equal(direct(rows), pack(linear, Packing(body=kind))(rows))
+    again, rows = nn.Linear(inputs, outputs).requires_grad_(False), numbers(5, inputs)
+    again.load_state_dict({"weight": back, "bias": linear.bias})
+    assert torch.equal(pack(again, Packing(body=kind))(rows), pack(linear, Packing(body=kind))(rows))
 
 
 def test_without_kernels_everything_stays_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = torch.randint(0, 60, (5, 34), dtype=torch.uint8)
     monkeypatch.setattr(packed, "cpu", None)
     monkeypatch.setattr(packed, "missing", "there is no compiler")
     block = nn.Sequential(nn.Linear(32, 32))
     assert type(pack(block)[0]) is nn.Linear
-    layer, rows, bias = stored_linear(raw, "Q8_0", 32, 5, torch.ones(5)), numbers(2, 32), torch.ones(5)
-    assert torch.equal(layer(rows), nn.functional.linear(rows, from_stored(raw, "Q8_0", 32, 5), bias))
     with pytest.raises(ConfigError, match="compiler"):
         to_stored(block[0].weight, "Q8_0")
 
@@ -159,7 +156,7 @@ def test_without_kernels_everything_stays_in_torch(monkeypatch: pytest.MonkeyPat
         (lambda: Packing(head="q4_0"), "'q4_0'"),
         (lambda: to_stored(torch.zeros(2, 40), "Q8_0"), "40 inputs"),
         (lambda: from_stored(torch.zeros(33, dtype=torch.uint8), "Q8_0", 32, 1), "33 bytes .* takes 34"),
-        (lambda: stored_linear(torch.zeros(36, dtype=torch.uint8), "Q4_0", 40, 2), "36 bytes"),
+        (lambda: from_stored(torch.zeros(36, dtype=torch.uint8), "Q4_0", 40, 2), "36 bytes"),
     ],
 )
 def test_wrong_kinds_and_sizes_are_refused(wrong, message: str) -> None:  # type: ignore[no-untyped-def]

@@ -15,9 +15,9 @@ from tiny import tiny_model, tiny_native
 
 from outrider import LLM, SamplingParams, Speculation
 from outrider.config import CacheConfig
+from outrider.drafters import config_class
 from outrider.drafters._growth import StaticTree
 from outrider.drafters._parallel_drafter import ParallelDrafter
-from outrider.drafters.base import config_class
 from outrider.drafters.medusa import CHANCES, Medusa
 from outrider.errors import ConfigError, ModelError
 from outrider.heads.checkpoint import write_head

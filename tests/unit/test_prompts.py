@@ -12,15 +12,15 @@ from byte_text import byte_tokenizer
 from tiny_folder import TEMPLATE
 
 from outrider.audit.prompts import STRANGE
-from outrider.audit.prompts import read_prompts as audited
+from outrider.audit.prompts import audit_prompts as audited
 from outrider.bench.prompts import form
-from outrider.bench.prompts import read_prompts as benched
+from outrider.bench.prompts import selected_prompts as benched
 from outrider.errors import ConfigError, ModelError
 from outrider.models.files.tokenizer import Tokenizer
 from outrider.prompts import Prompt, built_in, read
 from outrider.prompts.prompt import Messages
-from outrider.train.data.decontaminate import HeldOut, evaluation_prompts
-from outrider.train.data.prompts import read_prompts as trained_on
+from outrider.train.data.decontaminate import EvaluationPrompts, evaluation_prompts
+from outrider.train.data.prompts import training_prompts as trained_on
 
 ASKED = "What is a lighthouse for?"
 SEPARATED = "One line,\u2028another,\u2029a third,\x85a fourth\x0band\x0cso on"
@@ -94,7 +94,7 @@ class TestEveryShape:
 
     def test_is_trained_on(self, shape: str, form_: str, write: Callable[[str], Path]) -> None:
         value, _, whole = SHAPES[shape]
-        found = trained_on([write(FORMS[form_]([{"prompt": "first"}, value]))], HeldOut(frozenset()))
+        found = trained_on([write(FORMS[form_]([{"prompt": "first"}, value]))], EvaluationPrompts(frozenset()))
         assert [prompt.messages for prompt in found] == [(("user", "first"),), whole]
         assert found[1].text == ("" if whole else ASKED)
 
@@ -105,7 +105,7 @@ def test_plain_text_is_a_question_a_line(text: str, write: Callable[..., Path]) 
     whole = [(USER,), (("user", "Why?"),)]
     assert [prompt.messages for prompt in benched(path, None, None)] == whole
     assert [prompt.messages for prompt in audited(path)] == whole
-    assert [prompt.messages for prompt in trained_on([path], HeldOut(frozenset()))] == whole
+    assert [prompt.messages for prompt in trained_on([path], EvaluationPrompts(frozenset()))] == whole
 
 
 def test_plain_lines_end_at_newlines_alone(write: Callable[..., Path]) -> None:
@@ -154,7 +154,7 @@ BROKEN = {
 }
 COMMANDS: dict[str, Callable[[Path], Any]] = {
     **MEASURED,
-    "train": lambda path: trained_on([path], HeldOut(frozenset())),
+    "train": lambda path: trained_on([path], EvaluationPrompts(frozenset())),
 }
 
 
@@ -253,6 +253,8 @@ class TestBuiltIn:
 
     @pytest.mark.parametrize("prompt", built_in(), ids=lambda prompt: prompt.id)
     def test_none_is_in_a_set_that_models_are_judged_by(self, prompt: Prompt) -> None:
-        others = evaluation_prompts().hashes - HeldOut.of(each.turns[0]["content"] for each in built_in()).hashes
+        others = (
+            evaluation_prompts().hashes - EvaluationPrompts.of(each.turns[0]["content"] for each in built_in()).hashes
+        )
         assert len(others) > 10_000
-        assert HeldOut(others).found_in(prompt.turns[0]["content"]) is None
+        assert EvaluationPrompts(others).found_in(prompt.turns[0]["content"]) is None

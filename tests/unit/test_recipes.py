@@ -11,7 +11,7 @@ from tiny import VOCABULARY
 
 from outrider.errors import ConfigError
 from outrider.train.features.batches import Batch, BatchShape
-from outrider.train.objectives.base import make_objective
+from outrider.train.objectives import make_objective
 from outrider.train.recipes.base import Acceptance, Recipe, chain_acceptance, recipe_class, starts, trainable
 
 HEADS = 3

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from gguf_files import TinyFile
 
-from outrider.drafters.base import automatic_config
+from outrider.drafters import automatic_config
 from outrider.errors import ModelError
 from outrider.heads.loading import kind_of, read_head
 from outrider.models import shipped_heads as shipped

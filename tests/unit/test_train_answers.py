@@ -17,11 +17,11 @@ from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.train.data import regenerate as regenerate_module
 from outrider.train.data.example import Example
-from outrider.train.data.prompts import Prompt
+from outrider.train.data.prompts import TrainingPrompt
 from outrider.train.data.regenerate import AnswerConfig, AnswerReport, read_answers, regenerate
 
 CONFIG = AnswerConfig(max_tokens=6, abreast=4)
-PROMPTS = [Prompt.asked(f"question {'ab' * (number % 5)} {number}") for number in range(12)]
+PROMPTS = [TrainingPrompt.asked(f"question {'ab' * (number % 5)} {number}") for number in range(12)]
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_the_counts_tell_what_is_in_the_file(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_prompts_that_are_too_long_are_left_out_once_and_counted(llm: LLM, tmp_path: Path) -> None:
-    path, long = tmp_path / "a.jsonl", Prompt.asked("word " * 300)
+    path, long = tmp_path / "a.jsonl", TrainingPrompt.asked("word " * 300)
     config = AnswerConfig(max_tokens=4, longest_prompt=500)
     assert regenerate(llm, [PROMPTS[0], long, PROMPTS[1]], path, config).left_out == 1
     assert len(read_answers(path)) == 2

@@ -17,8 +17,8 @@ from wrapped import Wrapped
 from outrider.errors import ConfigError
 from outrider.models.base import TargetModel
 from outrider.train.features.batches import Batch, Batches, BatchShape, held_out_batches, shifted
-from outrider.train.features.teacher import Matrices
-from outrider.train.features.vocabulary import draft_vocabulary, places
+from outrider.train.features.teacher import Teacher
+from outrider.train.features.vocabulary import draft_columns, draft_vocabulary
 
 
 def text(length: int, start: int, name: int = 0) -> Text:
@@ -172,7 +172,7 @@ def test_the_teacher_on_some_tokens_and_with_a_cap() -> None:
     hidden = torch.randn(4, 3, 8, generator=torch.Generator().manual_seed(1))
     head = torch.randn(20, 8, generator=torch.Generator().manual_seed(2))
     ids = torch.tensor([3, 4, 19])
-    plain, capped = Matrices(head, head), Matrices(head, head, cap=5.0)
+    plain, capped = Teacher(head, head), Teacher(head, head, cap=5.0)
     torch.testing.assert_close(plain.logits(hidden, ids), (hidden @ head.T)[..., ids])
     torch.testing.assert_close(plain.logits(hidden), hidden @ head.T)
     torch.testing.assert_close(capped.logits(hidden, ids), 5 * torch.tanh((hidden @ head.T)[..., ids] / 5))
@@ -183,7 +183,7 @@ def test_the_teacher_on_some_tokens_and_with_a_cap() -> None:
 @pytest.mark.parametrize("make", [tiny_model, tiny_native])
 def test_the_teacher_has_the_targets_matrices(make: Callable[[], TargetModel]) -> None:
     target = make()
-    found = Matrices.of(target)
+    found = Teacher.of(target)
     hidden = torch.randn(5, target.width, generator=torch.Generator().manual_seed(4))
     torch.testing.assert_close(found.logits(hidden), target.unembed(hidden), atol=0.1, rtol=0.02)  # eight bits
     assert torch.equal(found.embed(torch.tensor([3, 9])), target.embed(torch.tensor([3, 9])))
@@ -200,7 +200,7 @@ def test_the_teacher_finds_the_targets_cap() -> None:
     target = Capped(tiny_model())
     hidden = 20 * torch.randn(5, target.width, generator=torch.Generator().manual_seed(4))
     assert target.unembed(hidden).abs().max() > 15
-    torch.testing.assert_close(Matrices.of(target).logits(hidden), target.unembed(hidden))
+    torch.testing.assert_close(Teacher.of(target).logits(hidden), target.unembed(hidden))
 
 
 def test_the_most_frequent_tokens_make_the_draft_vocabulary() -> None:
@@ -221,7 +221,7 @@ def test_impossible_draft_vocabularies_are_refused(size: int) -> None:
 @given(ids=st.sets(st.integers(0, 30), min_size=1), tokens=st.lists(st.integers(0, 30), min_size=1))
 def test_places_in_a_draft_vocabulary(ids: set[int], tokens: list[int]) -> None:
     listed = sorted(ids)
-    columns, present = places(torch.tensor(listed), torch.tensor(tokens))
+    columns, present = draft_columns(torch.tensor(listed), torch.tensor(tokens))
     for token, column, here in zip(tokens, columns.tolist(), present.tolist(), strict=True):
         assert here == (token in ids)
         assert column == (listed.index(token) if here else 0)

@@ -22,7 +22,7 @@ from outrider.kernels.native import cpu
 from outrider.llm import LLM
 from outrider.models.base import TargetModel
 from outrider.train.data.example import Example
-from outrider.train.data.prompts import Prompt
+from outrider.train.data.prompts import TrainingPrompt
 from outrider.train.data.regenerate import AnswerConfig
 from outrider.train.features import buffer as buffer_module
 from outrider.train.features.batches import Shards
@@ -278,7 +278,7 @@ def test_what_the_buffer_holds_is_not_captured_again(tmp_path: Path, monkeypatch
 
 def test_the_online_source_answers_and_captures_what_the_two_steps_would(tmp_path: Path) -> None:
     llm = LLM(make_folder(tmp_path / "model"), backend="hf", speculation=None)
-    prompts = [Prompt.asked(f"question {number}") for number in range(7)]
+    prompts = [TrainingPrompt.asked(f"question {number}") for number in range(7)]
     config = AnswerConfig(max_tokens=5, abreast=3)
     longest = min(config.longest_prompt + config.max_tokens, llm.engine.target.context_length)
     three = 3 * longest * row_bytes(32, LAYERS)

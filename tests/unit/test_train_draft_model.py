@@ -25,9 +25,9 @@ from outrider.models.backends import LoadOptions, load_model
 from outrider.models.base import TargetModel
 from outrider.models.loading import open_model
 from outrider.train.features.batches import Batch, Batches, BatchShape, held_out_batches
-from outrider.train.features.teacher import Matrices
+from outrider.train.features.teacher import Teacher
 from outrider.train.loop.training import Task, Training
-from outrider.train.objectives.base import make_objective
+from outrider.train.objectives import make_objective
 from outrider.train.recipes._distillation import columns
 from outrider.train.recipes._small_decoder import (
     Cut,
@@ -316,7 +316,7 @@ def test_a_decoder_cut_from_any_family_computes_what_is_written(kind: str, tmp_p
     tokens = list(range(40, 60))
     target, _ = load_model(tmp_path / "model", LoadOptions(backend="hf"))
     decoder = recipe(chosen_layers="0,2", inner=64).head(target, None, 0)
-    seen = Matrices.of(target)
+    seen = Teacher.of(target)
     expected = seen.read(decoder(seen.embed(torch.tensor([tokens]))))[0]
     decoder.write(tmp_path / "small")
     for backend, most in (("hf", 1e-4), ("native", 0.05)):

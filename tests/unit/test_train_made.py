@@ -19,12 +19,12 @@ from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.train.data import prompt_store as store_module
 from outrider.train.data import synthesise as synthesise_module
-from outrider.train.data.decontaminate import HeldOut
+from outrider.train.data.decontaminate import EvaluationPrompts
 from outrider.train.data.prompt_store import MADE, PROMPTS, SyntheticPrompts, synthesise_prompts
-from outrider.train.data.prompts import Prompt, read_prompts, write_prompts
+from outrider.train.data.prompts import TrainingPrompt, training_prompts, write_prompts
 from outrider.train.data.synthesise import Synthesis, SynthesisConfig, shares, user_turn
 
-NONE = HeldOut.of([])
+NONE = EvaluationPrompts.of([])
 CONFIG = SynthesisConfig(max_tokens=8, least_words=1, abreast=8, sampled_share=0.3, most_repeated=1.0)
 
 
@@ -44,7 +44,9 @@ def llm(model: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
     assert model.engine.idle
 
 
-def made(llm: LLM, folder: Path, count: int, config: SynthesisConfig = CONFIG, target: str = "") -> list[Prompt]:
+def made(
+    llm: LLM, folder: Path, count: int, config: SynthesisConfig = CONFIG, target: str = ""
+) -> list[TrainingPrompt]:
     folder.mkdir(exist_ok=True)
     return synthesise_prompts(llm, folder, count, config, target=target, held_out=NONE)
 
@@ -84,7 +86,7 @@ def test_a_sudden_end_costs_no_prompt_and_changes_none(
     broken, limit, whole = tmp_path / "broken", 21, store_module.write_whole
 
     def ends(path: Path, *arguments: object) -> None:
-        if len(read_prompts([path.parent / PROMPTS], NONE)) == limit:
+        if len(training_prompts([path.parent / PROMPTS], NONE)) == limit:
             raise KeyboardInterrupt  # the prompts were written, but not how many they are
         whole(path, *arguments)  # type: ignore[arg-type]
 
@@ -95,11 +97,11 @@ def test_a_sudden_end_costs_no_prompt_and_changes_none(
     llm.engine.end_cancelled()
     assert len(SyntheticPrompts.of(broken).prompts) == limit - 1
     assert made(llm, broken, 40) == once
-    assert read_prompts([broken / PROMPTS], NONE) == once
+    assert training_prompts([broken / PROMPTS], NONE) == once
 
 
 def test_prompts_of_before_it_was_counted_what_was_tried_are_kept(llm: LLM, tmp_path: Path) -> None:
-    old = [Prompt.asked(f"What is the use of number {number}?") for number in range(10)]
+    old = [TrainingPrompt.asked(f"What is the use of number {number}?") for number in range(10)]
     write_prompts(tmp_path / PROMPTS, old)
     (tmp_path / MADE).write_text(json.dumps({"synthesise": 10, "seed": 0, "abreast": 64}))
     grown = made(llm, tmp_path, 30)
@@ -108,12 +110,12 @@ def test_prompts_of_before_it_was_counted_what_was_tried_are_kept(llm: LLM, tmp_
 
 
 def test_prompts_of_ones_own_stand_behind_those_that_are_made(llm: LLM, tmp_path: Path) -> None:
-    own = [Prompt.asked("What did I write myself?"), Prompt(text="Once upon a time")]
+    own = [TrainingPrompt.asked("What did I write myself?"), TrainingPrompt(text="Once upon a time")]
     write_prompts(tmp_path / PROMPTS, own)
     for count in (10, 20):
         prompts = made(llm, tmp_path, count)
         assert len(prompts) == count
-        assert read_prompts([tmp_path / PROMPTS], NONE) == [*prompts, *own]
+        assert training_prompts([tmp_path / PROMPTS], NONE) == [*prompts, *own]
 
 
 def test_a_smaller_number_uses_all_there_are_and_says_so(llm: LLM, tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.train.data import decontaminate
 from outrider.train.data import synthesise as synthesise_module
-from outrider.train.data.decontaminate import HeldOut, evaluation_prompts, words
-from outrider.train.data.prompts import Prompt, read_prompts, write_prompts
+from outrider.train.data.decontaminate import EvaluationPrompts, evaluation_prompts, words
+from outrider.train.data.prompts import TrainingPrompt, training_prompts, write_prompts
 from outrider.train.data.synthesise import Sieve, Synthesis, SynthesisConfig, user_turn
-from outrider.train.data.tasks import tasks
+from outrider.train.data.templates import templates
 
 LONG = (
     "A lighthouse keeper on a small island finds a bottle with a letter in it every Monday. Write what the last letter "
@@ -28,7 +28,7 @@ LONG = (
 )
 SHORT = "Which lighthouse keeper wrote letters?"
 TINY = "Hello there!"
-SECRET = HeldOut.of([LONG, SHORT, TINY])
+SECRET = EvaluationPrompts.of([LONG, SHORT, TINY])
 
 
 def write(path: Path, *values: object) -> Path:
@@ -55,7 +55,7 @@ def write(path: Path, *values: object) -> Path:
 def test_an_evaluation_prompt_is_refused_by_file_and_line_wherever_it_stands(tmp_path: Path, line: object) -> None:
     path = write(tmp_path / "mine.jsonl", {"prompt": "What is tea?"}, "", line)
     with pytest.raises(ConfigError, match=r"mine\.jsonl: line 3 holds the words '.*' of an evaluation prompt"):
-        read_prompts([path], SECRET)
+        training_prompts([path], SECRET)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_an_evaluation_prompt_is_refused_by_file_and_line_wherever_it_stands(tmp
     ],
 )
 def test_a_prompt_that_only_shares_some_words_is_taken(tmp_path: Path, text: str) -> None:
-    assert read_prompts([write(tmp_path / "p.jsonl", {"prompt": text})], SECRET) == [Prompt.asked(text)]
+    assert training_prompts([write(tmp_path / "p.jsonl", {"prompt": text})], SECRET) == [TrainingPrompt.asked(text)]
 
 
 WORDS = st.lists(st.integers(0, 10**6).map(lambda n: f"w{n}"), min_size=decontaminate.LEAST, max_size=60, unique=True)
@@ -79,13 +79,13 @@ WORDS = st.lists(st.integers(0, 10**6).map(lambda n: f"w{n}"), min_size=decontam
 def test_every_prompt_is_found_within_any_text_and_so_is_a_long_part(
     listed: list[str], before: str, after: str, data: st.DataObject
 ) -> None:
-    known = HeldOut.of([" ".join(listed)])
+    known = EvaluationPrompts.of([" ".join(listed)])
     assert known.found_in(f"{before} {', '.join(listed)}\n{after}") is not None
     enough = decontaminate.RUN + decontaminate.WINDOW - 1
     start = data.draw(st.integers(0, max(0, len(listed) - enough)))
     assert known.found_in(" ".join(["x", *listed[start : start + enough], "y"])) is not None
     assert known.found_in(" ".join(reversed(listed))) is None  # 60 runs against 51 hashes of 48 bits: one in 10^11
-    assert HeldOut.read(known.packed()) == known
+    assert EvaluationPrompts.read(known.packed()) == known
 
 
 def test_the_hashes_that_come_with_the_package_know_what_figures_are_measured_on() -> None:
@@ -113,11 +113,11 @@ def test_lines_are_conversations_questions_or_texts_and_each_is_taken_once(tmp_p
         {"prompt": "Who?"},
         {"text": "Once upon"},
     )
-    found = read_prompts([path, path], SECRET)
-    chat = Prompt(messages=tuple((turn["role"], turn["content"]) for turn in turns))
-    assert found == [chat, Prompt.asked("Who?"), Prompt(text="Once upon")]
+    found = training_prompts([path, path], SECRET)
+    chat = TrainingPrompt(messages=tuple((turn["role"], turn["content"]) for turn in turns))
+    assert found == [chat, TrainingPrompt.asked("Who?"), TrainingPrompt(text="Once upon")]
     write_prompts(tmp_path / "again.jsonl", found)
-    assert read_prompts([tmp_path / "again.jsonl"], SECRET) == found
+    assert training_prompts([tmp_path / "again.jsonl"], SECRET) == found
 
 
 @pytest.mark.parametrize(
@@ -135,45 +135,45 @@ def test_lines_are_conversations_questions_or_texts_and_each_is_taken_once(tmp_p
 )
 def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_prompts([write(tmp_path / "p.jsonl", line)], SECRET)
+        training_prompts([write(tmp_path / "p.jsonl", line)], SECRET)
 
 
 def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.jsonl cannot be read"):
-        read_prompts([tmp_path / "none.jsonl"])
+        training_prompts([tmp_path / "none.jsonl"])
     with pytest.raises(ConfigError, match=r"there is no prompt in .*p\.jsonl"):
-        read_prompts([write(tmp_path / "p.jsonl", "")])
+        training_prompts([write(tmp_path / "p.jsonl", "")])
 
 
 def test_about_one_prompt_in_thirty_three_is_for_validation_and_always_the_same() -> None:
-    chosen = [Prompt.asked(f"question {number}").for_validation for number in range(4000)]
-    assert chosen == [Prompt.asked(f"question {number}").for_validation for number in range(4000)]
+    chosen = [TrainingPrompt.asked(f"question {number}").for_validation for number in range(4000)]
+    assert chosen == [TrainingPrompt.asked(f"question {number}").for_validation for number in range(4000)]
     assert 75 <= sum(chosen) <= 170  # 120 expected; outside of this by chance once in 10^4, but the hash is fixed
 
 
 def test_filled_forms_are_diverse_and_leave_no_place_open() -> None:
     dice = random.Random(0)
     for kind in ("chat", "code"):
-        texts = [tasks().question(kind, dice) for _ in range(2000)]
+        texts = [templates().question(kind, dice) for _ in range(2000)]
         assert len(set(texts)) > 1200
-        assert not [text for text in texts for name in tasks().lists if f"{{{name}" in text]
+        assert not [text for text in texts for name in templates().lists if f"{{{name}" in text]
         assert not [text for text in texts if " :: " in text or ".." in text.replace("...", "")]
-        assert len({tasks().system(kind, dice) for _ in range(300)}) > 10
+        assert len({templates().system(kind, dice) for _ in range(300)}) > 10
 
 
 def test_every_place_in_the_forms_has_a_list_with_enough_parts() -> None:
-    texts = [form for family in tasks().families for form in family["forms"]]
-    texts += [text for systems in tasks().systems.values() for text in systems]
+    texts = [form for family in templates().families for form in family["forms"]]
+    texts += [text for systems in templates().systems.values() for text in systems]
     dice = random.Random(0)
     for text in texts:
         for _ in range(5):
-            assert tasks()._fill(text, dice)
+            assert templates()._fill(text, dice)
 
 
 def test_a_form_repeats_a_word_under_one_name_and_draws_another_under_a_second() -> None:
     dice = random.Random(0)
     for _ in range(50):
-        first, again, other, capital = tasks()._fill("{name}|{name}|{name2}|{Topic}", dice).split("|")
+        first, again, other, capital = templates()._fill("{name}|{name}|{name2}|{Topic}", dice).split("|")
         assert first == again != other
         assert capital[0].isupper() or not capital[0].isalpha()
 
@@ -239,7 +239,9 @@ def test_a_target_whose_turns_never_end_is_named(llm: LLM, monkeypatch: pytest.M
 
 
 def test_asking_for_more_prompts_than_there_are_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tasks().lists, "topic", ["tea"])
-    monkeypatch.setattr("outrider.train.data.tasks.Tasks.question", lambda self, kind, dice: "What is tea made of?")
+    monkeypatch.setitem(templates().lists, "topic", ["tea"])
+    monkeypatch.setattr(
+        "outrider.train.data.templates.PromptTemplates.question", lambda self, kind, dice: "What is tea made of?"
+    )
     with pytest.raises(ConfigError, match="prompts only 1 differed, and 30 were asked for"):
         list(Synthesis(llm, SynthesisConfig(code_share=0.0, sampled_share=0.0), held_out=SECRET).up_to(30))

@@ -10,7 +10,8 @@ from tiny import VOCABULARY, tiny_model, tiny_native
 from wrapped import Wrapped
 
 from outrider.config import CacheConfig, SchedulerConfig
-from outrider.drafters.base import Committed, methods
+from outrider.drafters import methods
+from outrider.drafters.base import Committed
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import NumericsError
 from outrider.kernels.native import cpu

@@ -48,16 +48,16 @@ def trained(stage: Recipe, target: TinyTarget, folder: Path, seed: int = 0) -> S
 def test_the_second_member_learns_what_the_first_misses(target: TinyTarget, tmp_path: Path) -> None:
     """More of it than a member trained by itself, in another order of texts, and together they are right more often."""
     made, one = recipe(easy=0.0), batch()
-    first = trained(made.after([]), target, tmp_path / "1")
-    boosted = trained(made.after([first]), target, tmp_path / "2")
-    alone = trained(made.after([]), target, tmp_path / "other", seed=1)
+    first = trained(made.next_stage([]), target, tmp_path / "1")
+    boosted = trained(made.next_stage([first]), target, tmp_path / "2")
+    alone = trained(made.next_stage([]), target, tmp_path / "other", seed=1)
     missed = one.mask & ~agrees_with_target(first, one, teacher())
     assert 50 < missed.sum() < 0.8 * one.mask.sum()
     shares = [
         float((agrees_with_target(head, one, teacher()) & missed).sum() / missed.sum()) for head in (boosted, alone)
     ]
     assert shares[0] > shares[1] + 0.15
-    apart, unlike = (made.apart([first, other], [one], teacher()) for other in (boosted, alone))
+    apart, unlike = (made.acceptance_by_member([first, other], [one], teacher()) for other in (boosted, alone))
     assert list(apart) == ["member 1", "member 2", "merged"]
     assert (
         apart["merged"].accepted_length > max(apart["member 1"].accepted_length, unlike["merged"].accepted_length) + 0.1
@@ -68,13 +68,13 @@ def test_rows_that_an_earlier_member_has_right_weigh_less(target: TinyTarget) ->
     made, one = recipe(easy=0.25), batch()
     first, second = (made.head(target, None, 0) for _ in range(2))
     known = agrees_with_target(first, one, teacher())[one.mask]
-    report = made.after([first]).loss(second, one, teacher())
+    report = made.next_stage([first]).loss(second, one, teacher())
     hard, easy = int((~known).sum()), int(known.sum())
     assert report.weight == pytest.approx(hard + 0.25 * easy)
-    plain = made.after([]).loss(second, one, teacher())
+    plain = made.next_stage([]).loss(second, one, teacher())
     assert plain.weight == hard + easy
     assert report.loss.item() != pytest.approx(plain.loss.item(), rel=1e-3)
-    only = dataclasses.replace(made, easy=1.0).after([first]).loss(second, one, teacher())
+    only = dataclasses.replace(made, easy=1.0).next_stage([first]).loss(second, one, teacher())
     assert only.loss.item() == pytest.approx(plain.loss.item(), rel=1e-5)
 
 
@@ -85,16 +85,16 @@ def test_nothing_is_left_for_a_member_after_a_perfect_one(target: TinyTarget) ->
     one = dataclasses.replace(
         one, mask=one.mask & agrees_with_target(perfect, one, teacher())
     )  # but for ties that rounding turns
-    report = made.after([perfect]).loss(made.head(target, None, 0), one, teacher())
+    report = made.next_stage([perfect]).loss(made.head(target, None, 0), one, teacher())
     assert (report.loss.item(), report.weight) == (0.0, 0.0)
 
 
 def test_members_end_after_the_last(target: TinyTarget) -> None:
     made = recipe(members=2)
     heads = [made.head(target, None, 0) for _ in range(2)]
-    assert made.after(heads[:1]) == made
-    assert made.after(heads) is None
-    assert "earlier" not in "".join(dataclasses.asdict(made.after(heads[:1])))
+    assert made.next_stage(heads[:1]) == made
+    assert made.next_stage(heads) is None
+    assert "earlier" not in "".join(dataclasses.asdict(made.next_stage(heads[:1])))
 
 
 def test_a_merged_tree_is_right_where_one_chain_is_all_the_way() -> None:

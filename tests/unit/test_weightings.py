@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from outrider.errors import ConfigError, TrainingError
 from outrider.train.features.batches import Batch, Batches, BatchShape, held_out_batches
-from outrider.train.features.vocabulary import places
+from outrider.train.features.vocabulary import draft_columns
 from outrider.train.loop.resume import check_identity, identity
 from outrider.train.loop.training import Task, Training
 from outrider.train.recipes._blocks import choose_starts, corrected, draft_blocks
@@ -84,7 +84,7 @@ def rows_of(made: Any, head: Any, one: Batch) -> list[list[tuple[tuple[int, int]
     for depth, cells in enumerate(wanted):
         found.append([])
         for text, row, cell in cells:
-            x, known = places(head.ids, one.following(depth + 2)[text, row][None])
+            x, known = draft_columns(head.ids, one.following(depth + 2)[text, row][None])
             if not known:
                 continue
             z = grids[depth][cell][None]
@@ -107,7 +107,7 @@ def loss_before(made: Any, head: Any, one: Batch, shares: list[float]) -> tuple[
         counted = starts(one, made.steps)
         for depth, answers in enumerate(unroll(head, one, teacher(), made.steps)):
             where, rows = counted[depth].nonzero(as_tuple=True)
-            x, known = places(head.ids, one.following(depth + 2)[where, rows])
+            x, known = draft_columns(head.ids, one.following(depth + 2)[where, rows])
             where, rows, x = where[known], rows[known], x[known]
             p = torch.softmax(teacher().logits(one.final[where, rows + 1 + depth], head.ids), -1)
             losses = made.divergence(head.logits(answers[where, rows], teacher().logits), p, x)
@@ -118,7 +118,7 @@ def loss_before(made: Any, head: Any, one: Batch, shares: list[float]) -> tuple[
     logits, counted = corrected(head, drafted), starts(one, head.config.drafts)
     all_texts = torch.arange(len(drafted.rows)).unsqueeze(1)
     for slot, share in enumerate(shares):
-        x, known = places(head.ids, one.following(slot + 2)[all_texts, drafted.rows])
+        x, known = draft_columns(head.ids, one.following(slot + 2)[all_texts, drafted.rows])
         kept = drafted.real & counted[slot][all_texts, drafted.rows] & known
         where, rows = all_texts.expand_as(kept)[kept], drafted.rows[kept]
         p = torch.softmax(teacher().logits(one.final[where, rows + 1 + slot], head.ids), -1)

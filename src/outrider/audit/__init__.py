@@ -1,7 +1,7 @@
 """Proof, on the user's own model and settings, that speculation changes nothing."""
 
 from outrider.audit.parts import Parts
-from outrider.audit.prompts import read_prompts
+from outrider.audit.prompts import audit_prompts
 from outrider.audit.report import CheckResult, FaultResult, Report
 from outrider.audit.run import audit, check_lossless
 from outrider.audit.stages import Effort
@@ -13,6 +13,6 @@ __all__ = [
     "Parts",
     "Report",
     "audit",
+    "audit_prompts",
     "check_lossless",
-    "read_prompts",
 ]

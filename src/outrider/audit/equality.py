@@ -29,23 +29,23 @@ NOTHING_TAKEN_OVER: Final = Remedy(advice=f"lower --max-tokens, so that prompts 
 
 
 @dataclass(frozen=True)
-class Setting:
+class SamplingCase:
     """Sampling parameters under which texts are compared."""
 
     name: str
     params: SamplingParams
 
 
-GREEDY: Final = Setting("greedy", SamplingParams())
-PENALTIES: Final = Setting(
+GREEDY: Final = SamplingCase("greedy", SamplingParams())
+PENALTIES: Final = SamplingCase(
     "greedy, penalties",
     SamplingParams(repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty=0.7),
 )
 SAMPLED: Final = (
-    Setting("T 1", SamplingParams(temperature=1.0)),
-    Setting("T 0.7, top-p 0.9", SamplingParams(temperature=0.7, top_p=0.9)),
-    Setting("T 1.2, top-k 40, min-p 0.02", SamplingParams(temperature=1.2, top_k=40, min_p=0.02)),
-    Setting(
+    SamplingCase("T 1", SamplingParams(temperature=1.0)),
+    SamplingCase("T 0.7, top-p 0.9", SamplingParams(temperature=0.7, top_p=0.9)),
+    SamplingCase("T 1.2, top-k 40, min-p 0.02", SamplingParams(temperature=1.2, top_k=40, min_p=0.02)),
+    SamplingCase(
         "T 0.8, top-p 0.95, penalties",
         SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.4),
     ),
@@ -53,10 +53,10 @@ SAMPLED: Final = (
 
 
 @dataclass(frozen=True)
-class Batch:
+class PlainTexts:
     """Prompts with their parameters, and what plain decoding makes of them."""
 
-    setting: Setting
+    setting: SamplingCase
     prompts: tuple[tuple[int, ...], ...]
     params: tuple[SamplingParams, ...]
     plain: tuple[Request, ...]
@@ -78,8 +78,8 @@ def plainly(parts: Parts) -> Parts:
 
 
 def decode_plainly(
-    parts: Parts, setting: Setting, prompts: Iterable[Sequence[int]], *, tokens: int, seed: int
-) -> Batch:
+    parts: Parts, setting: SamplingCase, prompts: Iterable[Sequence[int]], *, tokens: int, seed: int
+) -> PlainTexts:
     """Complete prompts without speculation.
 
     Args:
@@ -93,7 +93,7 @@ def decode_plainly(
     params = tuple(
         replace(setting.params, max_tokens=tokens, seed=seed + index, logprobs=0) for index in range(len(copied))
     )
-    return Batch(setting, copied, params, tuple(plainly(parts).complete(copied, params)))
+    return PlainTexts(setting, copied, params, tuple(plainly(parts).complete(copied, params)))
 
 
 def related_texts(prompts: Iterable[Sequence[int]], most: int) -> list[tuple[int, ...]]:
@@ -117,12 +117,12 @@ def related_texts(prompts: Iterable[Sequence[int]], most: int) -> list[tuple[int
     return [tuple(text), *near, far] * 2
 
 
-def with_decoys(parts: Parts, batch: Batch) -> Parts:
+def with_decoys(parts: Parts, batch: PlainTexts) -> Parts:
     """The same engine with a drafter that hides plain decoding's tokens among wrong ones."""
     return replace(parts, config=Decoys(batch.answers))
 
 
-def check_texts(name: str, clean: Parts, parts: Parts, batch: Batch, *, exact: bool) -> CheckResult:
+def check_texts(name: str, clean: Parts, parts: Parts, batch: PlainTexts, *, exact: bool) -> CheckResult:
     """Compare speculative texts with plain ones.
 
     Args:
@@ -155,7 +155,7 @@ class Comparison:
     complaints: tuple[str, ...]
 
     @classmethod
-    def of(cls, clean: Parts, requests: Sequence[Request], batch: Batch, *, exact: bool) -> Comparison:
+    def of(cls, clean: Parts, requests: Sequence[Request], batch: PlainTexts, *, exact: bool) -> Comparison:
         """Compare tokens and their log-probabilities; see :func:`check_texts` for arguments."""
         pairs = list(zip(requests, batch.plain, strict=True))
         differing = {i: mine.output_ids for i, (mine, plain) in enumerate(pairs) if mine.output_ids != plain.output_ids}
@@ -187,7 +187,7 @@ class Comparison:
         return CheckResult(name, True, "; ".join(parts), flips, remedy)
 
 
-def _judge(clean: Parts, batch: Batch, texts: Mapping[int, Sequence[int]]) -> dict[int, list[Judgement]]:
+def _judge(clean: Parts, batch: PlainTexts, texts: Mapping[int, Sequence[int]]) -> dict[int, list[Judgement]]:
     """Force texts through plain decoding; every token of each is judged."""
     if not texts:
         return {}
@@ -197,7 +197,7 @@ def _judge(clean: Parts, batch: Batch, texts: Mapping[int, Sequence[int]]) -> di
     return {i: judge.judgements for i, judge in judges.items()}
 
 
-def _judge_of(batch: Batch, index: int, text: Sequence[int], clean: Parts) -> Judge:
+def _judge_of(batch: PlainTexts, index: int, text: Sequence[int], clean: Parts) -> Judge:
     params = batch.params[index]
     ends = {*params.stop_token_ids, *batch.end_ids}
     choice = batch.plain[index].choice

@@ -11,7 +11,7 @@ import torch
 
 from outrider.audit.chi_square import Fit, chi_square, detectable, needed
 from outrider.audit.parts import Parts
-from outrider.audit.recorded import Recording, recorded_engine
+from outrider.audit.recorded import RecordedTexts, recorded_engine
 from outrider.audit.report import CheckResult
 from outrider.drafters.base import DrafterConfig
 from outrider.errors import NumericsError
@@ -42,7 +42,7 @@ def flattened(rows: torch.Tensor) -> torch.Tensor:
     return flat.scatter(1, stranger, flat.gather(1, stranger).clamp(min=-1.0))
 
 
-class Source(Protocol):
+class TextCounter(Protocol):
     """An engine whose emitted texts are counted, and their exact law."""
 
     def batches(self, draws: int) -> int:
@@ -64,9 +64,9 @@ class Source(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Redraw:
-    """One engine on recorded models: a :class:`Source` whose rows are the user's own."""
+    """One engine on recorded models: a :class:`TextCounter` whose rows are the user's own."""
 
-    recording: Recording
+    recording: RecordedTexts
     config: DrafterConfig
     verifier: Verifier
     temperature: float
@@ -77,7 +77,7 @@ class Redraw:
     """Draws of one request."""
 
     def batches(self, draws: int) -> int:
-        """See :class:`Source`."""
+        """See :class:`TextCounter`."""
         return -(-draws // (self.each * ABREAST))
 
     @cached_property
@@ -86,15 +86,15 @@ class Redraw:
         return self.recording.law(TARGET, self.temperature)
 
     def fit(self, counts: torch.Tensor) -> Fit:
-        """See :class:`Source`."""
+        """See :class:`TextCounter`."""
         return fit(counts, self.cells)
 
     def drawn(self, counts: torch.Tensor) -> int:
-        """See :class:`Source`."""
+        """See :class:`TextCounter`."""
         return int(counts.sum())
 
     def count(self, batch: int) -> torch.Tensor:
-        """See :class:`Source`; the result is as for :func:`tally`."""
+        """See :class:`TextCounter`; the result is as for :func:`tally`."""
         recording = self.recording
         params = SamplingParams(temperature=self.temperature, max_tokens=recording.length * self.each)
         parts = Parts(
@@ -115,7 +115,7 @@ class Redraw:
         return tally(texts, self.cells)
 
 
-def _recorded(recording: Recording, name: str) -> tuple[TargetModel, None]:
+def _recorded(recording: RecordedTexts, name: str) -> tuple[TargetModel, None]:
     return recording.model(name), None
 
 
@@ -134,12 +134,12 @@ def fit(counts: torch.Tensor, cells: Mapping[tuple[int, ...], float]) -> Fit:
     return chi_square(counts, torch.tensor([*cells.values(), 0.0], dtype=torch.float64))
 
 
-def count(source: Source, batch: int) -> torch.Tensor:
-    """See :meth:`Source.count`; a function, so that workers can be sent it."""
+def count(source: TextCounter, batch: int) -> torch.Tensor:
+    """See :meth:`TextCounter.count`; a function, so that workers can be sent it."""
     return source.count(batch)
 
 
-class Workers(Protocol):
+class TaskPool(Protocol):
     """Runs a function over items, in other processes or here, and yields the results in order."""
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> Iterable[Any]:
@@ -151,11 +151,11 @@ class Here:
     """Does the work in this process."""
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> Iterable[Any]:
-        """See :class:`Workers`."""
+        """See :class:`TaskPool`."""
         return map(function, *items)
 
 
-def check_frequencies(name: str, source: Source, draws: int, alarm: float, workers: Workers) -> CheckResult:
+def check_frequencies(name: str, source: TextCounter, draws: int, alarm: float, workers: TaskPool) -> CheckResult:
     """Compare frequencies of emitted texts with their exact probabilities.
 
     Args:
@@ -184,7 +184,7 @@ class Sought(NamedTuple):
     """About so many draws would have caught it; 0 where it was caught."""
 
 
-def seek(source: Source, draws: int, alarm: float, workers: Workers, abreast: int) -> Sought:
+def seek(source: TextCounter, draws: int, alarm: float, workers: TaskPool, abreast: int) -> Sought:
     """Draw from a faulty engine until its frequencies are seen to be wrong.
 
     Args:

@@ -18,7 +18,7 @@ import torch
 from outrider.audit.chi_square import Fit
 from outrider.audit.frequencies import ABREAST, fit, tally
 from outrider.audit.parts import Parts
-from outrider.audit.recorded import DEAD, START, RecordedModel, Recording
+from outrider.audit.recorded import DEAD, START, RecordedModel, RecordedTexts
 from outrider.audit.tie_rule import adjusted, survivors
 from outrider.drafters.base import DrafterConfig
 from outrider.engine.request import Request
@@ -56,7 +56,7 @@ _SEED: Final = 0
 
 
 @cache
-def recording() -> Recording:
+def recording() -> RecordedTexts:
     """The model and one that drafts for it: their rows depend on the last two tokens, and are the same everywhere."""
     generator = torch.Generator().manual_seed(_SEED)
     target, noise = torch.randn(2, VOCABULARY**2, VOCABULARY, generator=generator)
@@ -68,7 +68,7 @@ def recording() -> Recording:
         (_state(before, last), token): _state(last, token) for before in tokens for last in tokens for token in tokens
     }
     rows = {_TARGET: torch.cat((unread, _SPREAD * target)), _DRAFTER: torch.cat((unread, drafter))}
-    return Recording(PROMPT, LENGTH, after, _state(*PROMPT[-2:]), rows)
+    return RecordedTexts(PROMPT, LENGTH, after, _state(*PROMPT[-2:]), rows)
 
 
 _TARGET, _DRAFTER = "target", "drafter"
@@ -116,7 +116,7 @@ def _counted(request: Request) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Miniature:
-    """One engine on the miniature, requests under all settings side by side: a :class:`Source`.
+    """One engine on the miniature, requests under all settings side by side: a :class:`TextCounter`.
 
     A draw is one text of each setting.
     """
@@ -128,11 +128,11 @@ class Miniature:
     """Puts a fault into the engine's parts."""
 
     def batches(self, draws: int) -> int:
-        """See :class:`Source`."""
+        """See :class:`TextCounter`."""
         return -(-draws // ABREAST)
 
     def count(self, batch: int) -> torch.Tensor:
-        """See :class:`Source`; the settings' tallies lie one behind the other."""
+        """See :class:`TextCounter`; the settings' tallies lie one behind the other."""
         parts = Parts(RecordedModel(recording(), recording().rows[_TARGET]), None, _load, self.config, self.verifier)
         faulty = self.plant(parts) if self.plant else parts
         seeds = range(self.seed + batch * ABREAST, self.seed + (batch + 1) * ABREAST)
@@ -141,11 +141,11 @@ class Miniature:
         return torch.cat([tally(texts[place :: len(SETTINGS)], law(place)) for place in range(len(SETTINGS))])
 
     def drawn(self, counts: torch.Tensor) -> int:
-        """See :class:`Source`."""
+        """See :class:`TextCounter`."""
         return int(counts.sum()) // len(SETTINGS)
 
     def fit(self, counts: torch.Tensor) -> Fit:
-        """See :class:`Source`: the setting that fits worst, its odds times the number of settings."""
+        """See :class:`TextCounter`: the setting that fits worst, its odds times the number of settings."""
         laws = [law(place) for place in range(len(SETTINGS))]
         tallies = torch.split(counts, [len(cells) + 1 for cells in laws])
         worst = min((fit(one, cells) for one, cells in zip(tallies, laws, strict=True)), key=lambda one: one.p_value)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from outrider.errors import ConfigError
-from outrider.prompts import Prompt, built_in, read
+from outrider.prompts import Prompt, read
 
 STRANGE: Final = (
     "The lighthouse keeper wrote in his diary that the storm had",
@@ -25,18 +25,18 @@ STRANGE: Final = (
 """Texts to go on with: those that faults are planted and decoys drafted for, where the user brings no prompts."""
 
 
-def read_prompts(path: Path | None) -> tuple[Prompt, ...]:
+def audit_prompts(path: Path | None) -> tuple[Prompt, ...]:
     """What an audit asks.
 
     Args:
-        path: see :func:`outrider.prompts.read`; None takes prompts that come with Outrider.
+        path: see :func:`outrider.prompts.read`; before the built-in ones come some of :data:`STRANGE`.
 
     Raises:
         ConfigError: the file cannot be read, holds no prompts, or a line is not one.
     """
     if path is None:
         strange = (Prompt(place, f"strange-{place + 1}", "strange", text=text) for place, text in enumerate(STRANGE))
-        return (*strange, *built_in())
+        return (*strange, *read(None))
     prompts = tuple(prompt.asked() for prompt in read(path))
     if not prompts:
         raise ConfigError(f"the prompt file {path} holds no prompts")

@@ -34,7 +34,7 @@ DEAD: Final = 1
 
 
 @dataclass(frozen=True, eq=False)
-class Recording:
+class RecordedTexts:
     """Texts that can follow one prefix, numbered as states, and each model's row in every state."""
 
     prompt: tuple[int, ...]
@@ -52,7 +52,7 @@ class Recording:
         """One of the models."""
         return RecordedModel(self, self.rows[name])
 
-    def with_model(self, name: str, rows: torch.Tensor) -> Recording:
+    def with_model(self, name: str, rows: torch.Tensor) -> RecordedTexts:
         """The same with another model."""
         return replace(self, rows={**self.rows, name: rows})
 
@@ -68,7 +68,7 @@ class Recording:
             }
         return {text: chance for text, (chance, _) in texts.items()}
 
-    def numbered(self) -> Recording:
+    def numbered(self) -> RecordedTexts:
         """The same laws with rows that say their own number: a row's best logit is minus its place in :meth:`laws`.
 
         Adding a constant to a row changes nothing but lets the sampler recognise it.
@@ -103,7 +103,7 @@ class RecordedModel(HiddenLogits):
     device = torch.device("cpu")
     context_length = 65536
 
-    def __init__(self, recording: Recording, rows: torch.Tensor) -> None:
+    def __init__(self, recording: RecordedTexts, rows: torch.Tensor) -> None:
         super().__init__(rows.shape[1])
         self._after, self._rows = recording.after, rows
 
@@ -150,7 +150,7 @@ def recorded_engine(laws: Laws) -> Callable[..., Engine]:
     """An engine whose requests look up their distributions.
 
     Args:
-        laws: see :meth:`Recording.laws`.
+        laws: see :meth:`RecordedTexts.laws`.
     """
     return partial(RefittedEngine, partial(_look_up, laws))
 
@@ -163,7 +163,7 @@ def _look_up(laws: Laws, request: Request) -> None:
 
 def record(
     models: Mapping[str, TargetModel], prefix: Sequence[int], *, length: int, width: int, vocabulary: int
-) -> Recording:
+) -> RecordedTexts:
     """Compute every row that redrawn tokens can need.
 
     Args:
@@ -201,7 +201,7 @@ def _relabelled(
     tree: TokenTree,
     kept: Mapping[str, Sequence[tuple[torch.Tensor, torch.Tensor]]],
     length: int,
-) -> Recording:
+) -> RecordedTexts:
     """Number tokens and states anew, so that a row is no wider than the tokens that occur."""
     label = {token: index for index, token in enumerate(sorted({*prefix, *tree.tokens}))}
     prompt = tuple(label[token] for token in prefix)
@@ -218,4 +218,4 @@ def _relabelled(
         for node, (values, ids) in enumerate(found):
             table[root + node, torch.tensor([label[token] for token in ids.tolist()])] = values
         rows[name] = table
-    return Recording(prompt, length, after, root, rows)
+    return RecordedTexts(prompt, length, after, root, rows)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from rich.console import Console
 
-from outrider.audit.frequencies import Here, Workers
+from outrider.audit.frequencies import Here, TaskPool
 from outrider.audit.parts import Load, Parts
 from outrider.audit.progress import watching
 from outrider.audit.report import CheckResult, FaultResult, Report
@@ -118,7 +118,7 @@ def _one_thread() -> None:
 
 
 @contextmanager
-def _workers(count: int) -> Iterator[Workers]:
+def _workers(count: int) -> Iterator[TaskPool]:
     if count == 0:
         yield Here()
         return

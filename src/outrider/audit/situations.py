@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from outrider.audit.decoys import Answers, Decoys
-from outrider.audit.equality import GREEDY, SAMPLED, Batch, Comparison, Setting, plainly
+from outrider.audit.equality import GREEDY, SAMPLED, Comparison, PlainTexts, SamplingCase, plainly
 from outrider.audit.parts import Parts
 from outrider.audit.report import CheckResult, Remedy
 from outrider.engine.driver import Driver
@@ -85,14 +85,14 @@ BASES: Final = (GREEDY.params, SAMPLED[-1].params)
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompletionCase:
     """One completion."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
     choice: int = 0
 
-    def unended(self, end_ids: frozenset[int]) -> Asked:
+    def unended(self, end_ids: frozenset[int]) -> CompletionCase:
         """The same without an end: its text goes on where this one stops."""
         ends = end_ids.union(self.params.stop_token_ids)
         ban: LogitsProcessor = _Ban(tuple(ends), len(self.prompt) + self.params.min_tokens)
@@ -125,7 +125,7 @@ class Life:
     """How many lost their pages and began again."""
 
     @classmethod
-    def of(cls, engine: Engine, asked: Sequence[Asked]) -> Life:
+    def of(cls, engine: Engine, asked: Sequence[CompletionCase]) -> Life:
         """Complete everything side by side."""
         with Driver(engine, threaded=False) as driver:
             call = driver.submit((one.prompt, one.params) for one in asked if one.choice == 0)
@@ -189,8 +189,8 @@ class Situations:
         if errors:
             return CheckResult(name, False, errors[0])
         plain = self._plain.requests
-        batch = Batch(
-            Setting(name, SamplingParams()),
+        batch = PlainTexts(
+            SamplingCase(name, SamplingParams()),
             tuple(one.prompt for one in self._asked),
             tuple(one.params for one in self._asked),
             plain,
@@ -220,7 +220,7 @@ class Situations:
         return frozenset(token for token in known if token < self._parts.vocabulary)
 
     @cached_property
-    def _asked(self) -> tuple[Asked, ...]:
+    def _asked(self) -> tuple[CompletionCase, ...]:
         wishes = [
             (situation, base, self._prompts[(place * len(SITUATIONS) + number) % len(self._prompts)])
             for place, base in enumerate(BASES)
@@ -235,7 +235,7 @@ class Situations:
             (prompt, replace(params, **situation(text.output_ids, self._parts.tokenizer)))
             for (situation, _, prompt), params, text in zip(wishes, plain, texts, strict=True)
         ]
-        return tuple(Asked(prompt, params, choice) for prompt, params in found for choice in range(params.n))
+        return tuple(CompletionCase(prompt, params, choice) for prompt, params in found for choice in range(params.n))
 
     @cached_property
     def _answers(self) -> Answers:
@@ -250,7 +250,7 @@ class Situations:
     def _plain(self) -> Life:
         return self._plainly(self._asked, self._parts.tokenizer)
 
-    def _plainly(self, asked: Sequence[Asked], tokenizer: Tokenizer | None) -> Life:
+    def _plainly(self, asked: Sequence[CompletionCase], tokenizer: Tokenizer | None) -> Life:
         longest = max(len(one.prompt) for one in asked) + self._tokens
         parts = plainly(self._parts)
         pool = parts.pool(len(asked) * (longest + PAGE), PAGE, False)

@@ -15,8 +15,8 @@ from outrider.audit.equality import (
     GREEDY,
     PENALTIES,
     SAMPLED,
-    Batch,
-    Setting,
+    PlainTexts,
+    SamplingCase,
     check_texts,
     decode_plainly,
     related_texts,
@@ -29,15 +29,15 @@ from outrider.audit.frequencies import (
     MOST_EACH,
     TARGET,
     Redraw,
-    Source,
-    Workers,
+    TaskPool,
+    TextCounter,
     check_frequencies,
     flattened,
     seek,
 )
 from outrider.audit.miniature import Miniature
 from outrider.audit.parts import Parts, rows_after
-from outrider.audit.recorded import Recording, record
+from outrider.audit.recorded import RecordedTexts, record
 from outrider.audit.report import CheckResult, FaultResult, Remedy
 from outrider.audit.situations import LONGER, Situations
 from outrider.config import AuditScope, Speculation
@@ -122,7 +122,7 @@ class TextStages:
         self._engines = (parts, *others)
         self._prompts, self._few = prompts, prompts[:FEW]
         self._exact = effort.exact or parts.target.row_invariant
-        self._plain: dict[tuple[str, int], Batch] = {}
+        self._plain: dict[tuple[str, int], PlainTexts] = {}
         # Texts repeat under rules that add no dice; where the user's own does, the default rule is compared instead.
         self._default = replace(parts, verifier=make_verifier(Speculation().verifier))
         half = effort.tokens // 2  # there are as many faults to plant as in all other texts
@@ -167,7 +167,7 @@ class TextStages:
         return _found_in_texts(fault, name, self._crowd(name, fault))
 
     @cached_property
-    def _related(self) -> Batch:
+    def _related(self) -> PlainTexts:
         """What plain decoding makes of prompts that begin alike, each computed by itself."""
         most = self._parts.target.context_length - self._effort.tokens
         texts = related_texts(self._few, most)
@@ -181,7 +181,7 @@ class TextStages:
     def _plant_prefix(self, fault: Fault) -> FaultResult:
         return _found_in_texts(fault, PREFIXES, self._prefixes(fault))
 
-    def _batch(self, setting: Setting, prompts: Sequence[Sequence[int]]) -> Batch:
+    def _batch(self, setting: SamplingCase, prompts: Sequence[Sequence[int]]) -> PlainTexts:
         key = setting.name, len(prompts)
         if key not in self._plain:
             self._plain[key] = decode_plainly(
@@ -189,10 +189,10 @@ class TextStages:
             )
         return self._plain[key]
 
-    def _method(self, name: str, engine: Parts, setting: Setting) -> CheckResult:
+    def _method(self, name: str, engine: Parts, setting: SamplingCase) -> CheckResult:
         return check_texts(name, self._parts, engine, self._batch(setting, self._prompts), exact=self._exact)
 
-    def _decoys(self, name: str, setting: Setting, fault: Fault | None) -> CheckResult:
+    def _decoys(self, name: str, setting: SamplingCase, fault: Fault | None) -> CheckResult:
         batch = self._batch(setting, self._few)
         engine = with_decoys(self._default, batch)
         return check_texts(name, self._parts, fault.plant(engine) if fault else engine, batch, exact=self._exact)
@@ -218,7 +218,7 @@ class _Drawing:
     """Texts to draw and count."""
 
     name: str
-    source: Callable[[], Source]
+    source: Callable[[], TextCounter]
     draws: int
     by: str = ""
     """What catches a fault that was planted."""
@@ -243,7 +243,7 @@ class FrequencyStages:
         prompts: Sequence[Sequence[int]],
         effort: Effort,
         models: Mapping[str, TargetModel],
-        workers: Workers,
+        workers: TaskPool,
     ) -> None:
         self._parts, self._prompts, self._effort = parts, prompts, effort
         self._models, self._workers = models, workers
@@ -300,7 +300,7 @@ class FrequencyStages:
         return tests + [(_self_draft(2 if rule.trees else 1), rule) for rule in ratio]
 
     @cached_property
-    def _recording(self) -> Recording:
+    def _recording(self) -> RecordedTexts:
         prefix = _least_certain(self._parts, [prompt[-LONGEST_PREFIX:] for prompt in self._prompts])
         models = {TARGET: self._parts.target, **self._models}
         found = record(models, prefix, length=TEXT_LENGTH, width=WIDTH, vocabulary=self._parts.vocabulary)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from outrider.bench.selection import select
 from outrider.errors import ConfigError
-from outrider.prompts import BUILT_IN, Prompt, built_in, read
+from outrider.prompts import BUILT_IN, Prompt, read
 
 if TYPE_CHECKING:
     from outrider.models.files.tokenizer import Tokenizer
@@ -19,11 +19,11 @@ COMPLETE_CODE: Final = "Complete this Python function, answer with code only:\n"
 """Put in front of bare function heads, which an instruct model would otherwise discuss."""
 
 
-def read_prompts(path: Path | None, expression: str | None, limit: int | None) -> list[Prompt]:
+def selected_prompts(path: Path | None, expression: str | None, limit: int | None) -> list[Prompt]:
     """The prompts that take part, each with the one question that is asked.
 
     Args:
-        path: see :func:`outrider.prompts.read`; None takes those that come with Outrider.
+        path: see :func:`outrider.prompts.read`.
         expression: see :func:`outrider.bench.selection.select`; None takes all.
         limit: take at most this many of them; None takes all.
 
@@ -31,10 +31,9 @@ def read_prompts(path: Path | None, expression: str | None, limit: int | None) -
         ConfigError: the file cannot be read, a line is no prompt, or nothing is left.
     """
     chosen = select(expression) if expression else lambda number: True
-    prompts = built_in() if path is None else read(path)
-    found = list(islice((_asked(prompt) for prompt in prompts if chosen(prompt.number)), limit))
+    found = list(islice((_asked(prompt) for prompt in read(path) if chosen(prompt.number)), limit))
     if not found:
-        total = sum(1 for _ in (built_in() if path is None else read(path)))
+        total = sum(1 for _ in read(path))
         raise ConfigError(f"no prompt is left of the {total} in {path or BUILT_IN}; loosen --select or --limit")
     return found
 

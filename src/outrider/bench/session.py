@@ -12,11 +12,12 @@ import torch
 
 from outrider.bench import machine
 from outrider.bench.equality import Difference, compare, promises_plain_text
-from outrider.bench.prompts import encode_prompts, file_name, form, read_prompts
+from outrider.bench.prompts import encode_prompts, file_name, form, selected_prompts
 from outrider.bench.report import MEANINGS, SCHEMA_VERSION, arm_json, sample_json, summarise
 from outrider.bench.runner import Arm, Models, Sample, Workload, grid, run
 from outrider.config import Speculation
-from outrider.drafters.base import AUTOMATIC, DrafterConfig
+from outrider.drafters import AUTOMATIC
+from outrider.drafters.base import DrafterConfig
 from outrider.drafters.none import NoDraft
 from outrider.errors import ConfigError, RequestError
 from outrider.heads.loading import kind_of, read_head
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Request:
+class BenchRequest:
     """What the user asked to be measured."""
 
     model: ModelFlags
@@ -103,7 +104,7 @@ class Measured:
     """Ready for JSON."""
 
 
-def measure(request: Request, begin: Callable[[int], None], advance: Callable[[], None]) -> Measured:
+def measure(request: BenchRequest, begin: Callable[[int], None], advance: Callable[[], None]) -> Measured:
     """Run everything a request asks for.
 
     Args:
@@ -112,7 +113,7 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
         advance: called after each run.
     """
     arms, settings = request.arms, grid(request.temperatures, request.top_ps)
-    rows = read_prompts(request.prompts, request.select, request.limit)
+    rows = selected_prompts(request.prompts, request.select, request.limit)
     request.model.use_threads()
     models, dtype = _load(request, arms)
     chat = request.chat if request.chat is not None else bool(models.tokenizer.chat_template)
@@ -146,7 +147,7 @@ def measure(request: Request, begin: Callable[[int], None], advance: Callable[[]
     return Measured(models, workload, tuple(samples), result)
 
 
-def _load(request: Request, arms: Sequence[Arm]) -> tuple[Models, torch.dtype]:
+def _load(request: BenchRequest, arms: Sequence[Arm]) -> tuple[Models, torch.dtype]:
     """The target and every draft model that is used, each once, in one precision on one device."""
     options = request.model.options
     target, tokenizer = load_model(request.model.model, options)
@@ -199,7 +200,7 @@ def _key(sample: Sample) -> tuple[Any, ...]:
     return sample.prompt.row.number, sample.setting, sample.repeat
 
 
-def _model_facts(request: Request, models: Models) -> dict[str, Any]:
+def _model_facts(request: BenchRequest, models: Models) -> dict[str, Any]:
     return _file_facts(request.model.model) | {
         "dtype": models.target.precision,
         "device": str(models.target.device),
@@ -218,7 +219,7 @@ def _file_facts(model: str) -> dict[str, Any]:
     return {"name": name, "file_bytes": sum(file.stat().st_size for file in files)}
 
 
-def _workload_facts(request: Request, workload: Workload, rows: Sequence[Prompt], *, chat: bool) -> dict[str, Any]:
+def _workload_facts(request: BenchRequest, workload: Workload, rows: Sequence[Prompt], *, chat: bool) -> dict[str, Any]:
     return {
         "file": file_name(request.prompts),
         "select": request.select,

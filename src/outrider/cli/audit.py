@@ -18,7 +18,7 @@ from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.audit import Parts, Report
-    from outrider.cli.options import Plan
+    from outrider.cli.options import CheckedSpeculation
 
 
 @Parameter(name="*")
@@ -72,7 +72,7 @@ def audit(
         effort: how much to check.
         as_json: Print the report as one JSON object on the last line.
     """
-    from outrider.audit import Effort, check_lossless, read_prompts
+    from outrider.audit import Effort, audit_prompts, check_lossless
     from outrider.audit import audit as run  # takes seconds; --help and bad flags should answer at once
 
     methods = [name.strip() for name in effort.also.split(",") if name.strip()]
@@ -88,7 +88,7 @@ def audit(
         seed=effort.seed,
         workers=effort.processes,
     )
-    prompts = read_prompts(effort.prompts)
+    prompts = audit_prompts(effort.prompts)
     parts = _load(model, plan)
     if parts.tokenizer is None:
         raise ConfigError(
@@ -102,7 +102,7 @@ def audit(
     return report.proof.exit_code
 
 
-def _load(flags: ModelFlags, plan: Plan) -> Parts:
+def _load(flags: ModelFlags, plan: CheckedSpeculation) -> Parts:
     """The engine's parts; each model is loaded once."""
     from outrider.audit import Parts
     from outrider.models.backends import load_model, resolve_device, resolve_dtype

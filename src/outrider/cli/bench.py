@@ -16,7 +16,7 @@ from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.bench.runner import Arm
-    from outrider.bench.session import Request
+    from outrider.bench.session import BenchRequest
 
 
 @Parameter(name="*")
@@ -42,15 +42,15 @@ class WorkFlags:
 
     def request(
         self, model: ModelFlags, arms: Sequence[Arm], temperatures: Sequence[float], top_ps: Sequence[float]
-    ) -> Request:
+    ) -> BenchRequest:
         """These flags as a request to a measuring session.
 
         Raises:
             ConfigError: a value out of range.
         """
-        from outrider.bench.session import Request  # takes seconds; --help should answer at once
+        from outrider.bench.session import BenchRequest  # takes seconds; --help should answer at once
 
-        return Request(
+        return BenchRequest(
             model=model,
             arms=tuple(arms),
             prompts=self.prompts,
@@ -81,7 +81,7 @@ class GridFlags:
     top_p: str = "1"
     """Top-p values, separated by commas; each is combined with every temperature above 0."""
 
-    def request(self, model: ModelFlags, work: WorkFlags, methods: MethodFlags) -> Request:
+    def request(self, model: ModelFlags, work: WorkFlags, methods: MethodFlags) -> BenchRequest:
         """The flags as a checked request.
 
         Raises:
@@ -139,7 +139,7 @@ def _numbers(flag: str, text: str) -> tuple[float, ...]:
         raise ConfigError(f"{flag} takes numbers separated by commas, not {text!r}") from None
 
 
-def _measure(request: Request) -> dict[str, Any]:
+def _measure(request: BenchRequest) -> dict[str, Any]:
     from outrider.bench.session import measure
 
     with output.progress("measuring") as (begin, advance):

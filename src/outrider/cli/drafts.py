@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from outrider.cli.options import Option, chosen_config, options_of
-from outrider.drafters.base import DrafterConfig, changed
+from outrider.drafters import changed
+from outrider.drafters.base import DrafterConfig
 from outrider.errors import ConfigError
 from outrider.options import drafters_named
 from outrider.verify import check_exact, make_verifier

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from outrider.cli import figures, output
 from outrider.cli.help import OUTPUT
-from outrider.cli.options import CACHE, SPECULATION, CacheFlags, ModelFlags, Plan, SpeculationFlags
+from outrider.cli.options import CACHE, SPECULATION, CacheFlags, CheckedSpeculation, ModelFlags, SpeculationFlags
 from outrider.cli.sampling import CompletionFlags
 from outrider.errors import ConfigError, NumericsError, RequestError, cause
 from outrider.metrics import SpeculationStats
@@ -111,7 +111,7 @@ def encode(llm: LLM, text: str, chat: bool | None) -> list[int]:
     return llm.encode_chat([{"role": "user", "content": text}]) if templated else llm.encode(text)
 
 
-def _print_json(llm: LLM, tokens: list[int], params: SamplingParams, plan: Plan) -> None:
+def _print_json(llm: LLM, tokens: list[int], params: SamplingParams, plan: CheckedSpeculation) -> None:
     completion = llm.generate(tokens, params)[0]
     for choice in completion.choices:
         _check(choice)

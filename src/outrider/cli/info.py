@@ -85,7 +85,7 @@ def _gpus() -> list[str]:
 
 
 def _methods() -> dict[str, Any]:
-    from outrider.drafters.base import methods
+    from outrider.drafters import methods
     from outrider.models.backends import backends
     from outrider.verify import registered
 
@@ -98,7 +98,7 @@ def _methods() -> dict[str, Any]:
 
 def _drafter(name: str) -> dict[str, Any]:
     from outrider.cli.method_options import options_of, spellings
-    from outrider.drafters.base import config_class
+    from outrider.drafters import config_class
 
     config = config_class(name)
     text = (config.__doc__ or "").strip().splitlines()
@@ -130,7 +130,7 @@ def _verifier(rule: Any) -> dict[str, Any]:
 
 def _show_methods(gathered: dict[str, Any], console: Console) -> None:
     from outrider.cli.method_options import all_options, options_of, spellings
-    from outrider.drafters.base import config_class
+    from outrider.drafters import config_class
     from outrider.verify import rule_label
 
     drafters = Table("method", "flag", "default", "bounds", "meaning", title="Drafting methods", box=SIMPLE_HEAD)

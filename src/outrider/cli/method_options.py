@@ -11,7 +11,8 @@ from cyclopts import Parameter
 
 from outrider.cli.help import SPECULATION
 from outrider.cli.numbers import whole_number
-from outrider.drafters.base import DrafterConfig, config_class, methods
+from outrider.drafters import config_class, methods
+from outrider.drafters.base import DrafterConfig
 from outrider.errors import ConfigError
 from outrider.options import Role
 

@@ -14,14 +14,8 @@ from outrider.cli import output
 from outrider.cli.method_options import Option, all_options, options_of, spellings, with_method_options
 from outrider.cli.numbers import WHOLE_OR_NONE
 from outrider.config import CacheConfig, Speculation
-from outrider.drafters.base import (
-    AUTOMATIC,
-    AUTOMATICALLY,
-    DrafterConfig,
-    automatic_config,
-    changed,
-    make_config,
-)
+from outrider.drafters import AUTOMATIC, AUTOMATICALLY, automatic_config, changed, make_config
+from outrider.drafters.base import DrafterConfig
 from outrider.errors import ConfigError
 from outrider.kernels.native import set_threads, use_kernels
 from outrider.options import drafters_named
@@ -37,10 +31,10 @@ __all__ = [
     "RULES",
     "SPECULATION",
     "CacheFlags",
+    "CheckedSpeculation",
     "MethodFlags",
     "ModelFlags",
     "Option",
-    "Plan",
     "SpeculationFlags",
     "all_options",
     "chosen_config",
@@ -86,7 +80,7 @@ class ModelFlags:
             set_threads(self.threads)
             torch.set_num_threads(self.threads)
 
-    def load(self, plan: Plan, cache: CacheFlags) -> LLM:
+    def load(self, plan: CheckedSpeculation, cache: CacheFlags) -> LLM:
         """Load the model, its drafter and its KV cache."""
         from outrider.llm import LLM  # takes seconds; --help and bad flags should answer at once
 
@@ -138,7 +132,7 @@ RULES: Final = ", ".join(rule_label(name, lossless=rule.lossless) for name, rule
 
 
 @dataclass(frozen=True)
-class Plan:
+class CheckedSpeculation:
     """A checked choice of method, options and acceptance rule."""
 
     config: DrafterConfig
@@ -192,7 +186,7 @@ class MethodFlags:
             names = ", ".join(config.method for config in configs)
             raise ConfigError(f"{spellings(flag)[0]} is not an option of any method here ({names}); leave it out")
 
-    def plan(self, algorithm: str, model: str | None = None, *, ignore_foreign: bool = False) -> Plan:
+    def plan(self, algorithm: str, model: str | None = None, *, ignore_foreign: bool = False) -> CheckedSpeculation:
         """Choose and check a method, its options and the acceptance rule.
 
         Args:
@@ -219,7 +213,7 @@ class MethodFlags:
         if model is not None and place is not None and not drafters_named(config):
             raise ConfigError(f"{config.method} needs a draft model or head; name it with {place.shown}")
         check_exact(rule, config.method, config.needs)
-        return Plan(config, rule)
+        return CheckedSpeculation(config, rule)
 
 
 @Parameter(name="*", group=groups.SPECULATION)
@@ -237,7 +231,7 @@ class SpeculationFlags(MethodFlags):
         ),
     ] = AUTOMATIC
 
-    def chosen(self, model: str | None = None) -> Plan:
+    def chosen(self, model: str | None = None) -> CheckedSpeculation:
         """Choose and check the method that the flags name; arguments and errors are those of :meth:`plan`."""
         return self.plan(self.speculative_algorithm, model)
 

@@ -14,7 +14,7 @@ from outrider.cli.drafts import draft_arms
 from outrider.cli.options import RULES, ModelFlags
 
 if TYPE_CHECKING:
-    from outrider.bench.session import Request
+    from outrider.bench.session import BenchRequest
 
 
 @Parameter(name="*")
@@ -31,7 +31,7 @@ class StudyFlags:
     top_p: float = 1.0
     """Nucleus sampling; 1 is off."""
 
-    def request(self, model: ModelFlags, work: WorkFlags) -> Request:
+    def request(self, model: ModelFlags, work: WorkFlags) -> BenchRequest:
         """The flags as a checked request.
 
         Raises:

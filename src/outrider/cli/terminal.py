@@ -21,7 +21,7 @@ _HISTORY: Final = Path(".cache") / "outrider" / "chat_history"
 _READABLE_BY_OWNER: Final = 0o600
 
 
-class Reader(Protocol):
+class MessageReader(Protocol):
     """Where messages come from."""
 
     def read(self) -> str | None:
@@ -33,7 +33,7 @@ class Reader(Protocol):
         ...
 
 
-def reader() -> Reader:
+def reader() -> MessageReader:
     """Choose a reader for standard input: an editor with history on a terminal, plain lines elsewhere.
 
     Raises:

@@ -200,7 +200,7 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     console = (output.side() if as_json else output.screen()) if working.rank == 0 else Console(quiet=True)
     try:
         with _without_warnings():
-            found = _train(
+            summary = _train(
                 recipe,
                 _Asked(model, output_folder, backend, flags, working, console),
                 place,
@@ -212,7 +212,7 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
         console.print("stopped; run the same command to continue")
         raise
     if working.rank == 0 and as_json:
-        output.write_json(found)
+        output.write_json(summary)
     return 0
 
 

@@ -19,16 +19,7 @@ import torch
 from outrider.control.price import RowPrice
 from outrider.drafters._growth import Failures
 from outrider.drafters._trained import ChainOptions, built_head, head_pages
-from outrider.drafters.base import (
-    Committed,
-    DraftContext,
-    DraftSequence,
-    Frontier,
-    Needs,
-    Outcome,
-    Proposal,
-    Workbench,
-)
+from outrider.drafters.base import Committed, DraftContext, DraftSequence, Frontier, Needs, Outcome, Proposal, Workbench
 from outrider.heads.native import block_runner
 from outrider.heads.runner import BlockRunner, DraftedBlock
 from outrider.kv.pool import PagedCache

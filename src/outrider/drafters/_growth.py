@@ -196,7 +196,7 @@ class Growth:
         """The pass that computes every node not computed yet."""
         done = len(self.pending) + self.computed if self.computed else 0
         start = self.context - len(self.pending)
-        return SequenceRows(self.sequence.key, start, self.pending, self._builder.build(), skip=done)
+        return SequenceRows(self.sequence.key, start, self.pending, self._builder.grown(), skip=done)
 
     def fail(self, error: Exception) -> None:
         """End the tree where it stands."""
@@ -241,7 +241,7 @@ class Growth:
 
     def _worth_expanding(self, level: set[int], causal: bool) -> list[int]:
         beam = None if causal else self._shape.beam
-        best = sorted(level, key=lambda node: (-self._builder.survival[node], node))[:beam]
+        best = level if len(level) < 2 else sorted(level, key=lambda node: (-self._builder.survival[node], node))[:beam]
         return sorted(node for node in best if self._shape.width(self._ranks[node], causal))
 
     def finish(self) -> TokenTree:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from outrider.control.price import RowPrice
-from outrider.drafters.base import Needs, Workbench, config_class, methods, survival_option
+from outrider.drafters import config_class, methods
+from outrider.drafters.base import Needs, Workbench, survival_option
 from outrider.errors import ConfigError
 from outrider.heads.loading import kind_of
 from outrider.kv.pool import PagedCache

@@ -6,12 +6,8 @@ its ``build`` returns.  Flags, bench rows, metrics and the contract suite follow
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import torch
@@ -341,11 +337,8 @@ def survival_option(default: float, what: str = "a draft") -> Any:
     )
 
 
-_REGISTRY: dict[str, type[DrafterConfig]] = {}
-AUTOMATIC: Final = "auto"
-"""What leaves the choice of the method open."""
-AUTOMATICALLY: Final = f", which {AUTOMATIC} chose here,"
-"""Follows the name of a method that the user did not name, in messages."""
+REGISTRY: Final[dict[str, type[DrafterConfig]]] = {}
+"""Methods by name, as far as their files were imported."""
 
 
 def register(config: type[DrafterConfig]) -> type[DrafterConfig]:
@@ -357,69 +350,5 @@ def register(config: type[DrafterConfig]) -> type[DrafterConfig]:
     ]
     if lacking:
         raise TypeError(f"drafter config {config.__name__} lacks {', '.join(lacking)}")
-    _REGISTRY[config.method] = config
+    REGISTRY[config.method] = config
     return config
-
-
-def methods() -> list[str]:
-    """Names of every method, without importing them."""
-    from outrider import drafters
-
-    names = [module.name for module in pkgutil.iter_modules(drafters.__path__)]
-    return sorted(name for name in names if name != "base" and not name.startswith("_"))
-
-
-def config_class(name: str) -> type[DrafterConfig]:
-    """The config class of a method, importing its file.
-
-    Raises:
-        ConfigError: listing the methods there are, and the nearest.
-    """
-    key = name.lower().replace("-", "_")
-    if key not in _REGISTRY:
-        if key not in methods():
-            names = [AUTOMATIC, *methods()]
-            close = get_close_matches(key, names, n=1)
-            meant = f" (did you mean {close[0]}?)" if close else ""
-            raise ConfigError(f"there is no drafting method {name!r}{meant}; there are: {', '.join(names)}")
-        importlib.import_module(f"outrider.drafters.{key}")
-    return _REGISTRY[key]
-
-
-def automatic_config(draft_models: Sequence[str]) -> DrafterConfig:
-    """The method to use when the user leaves the choice open: of those that offer themselves, the highest rank.
-
-    Args:
-        draft_models: draft models the user named.
-    """
-    found = [config_class(name) for name in methods()]
-    offers = [(config.automatic_rank, config.automatic(draft_models)) for config in found]
-    return max(((rank, offer) for rank, offer in offers if offer is not None), key=lambda pair: pair[0])[1]
-
-
-def make_config(name: str, options: Mapping[str, Any]) -> DrafterConfig:
-    """A method's config with some options set.
-
-    Raises:
-        ConfigError: naming an option the method does not have, or one out of bounds.
-    """
-    return changed(config_class(name)(), options)
-
-
-def changed(config: DrafterConfig, options: Mapping[str, Any], *, chosen: str = "") -> DrafterConfig:
-    """A config with some options changed.
-
-    Args:
-        config: a method's config.
-        options: by name.
-        chosen: how the method was chosen, where the user did not, for messages.
-
-    Raises:
-        ConfigError: naming an option the method does not have, or one out of bounds.
-    """
-    known = [item.name for item in dataclasses.fields(config)]  # type: ignore[arg-type]
-    unknown = sorted(options.keys() - set(known))
-    if unknown:
-        has = ", ".join(known) or "none"
-        raise ConfigError(f"{config.method}{chosen} has no option {unknown[0]!r}; it has: {has}")
-    return dataclasses.replace(config, **options) if options else config  # type: ignore[type-var]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,11 +25,13 @@ from outrider.engine.turn import Progress, Turn
 from outrider.kv.pool import KVPool
 from outrider.metrics import Clock, PhaseSeconds, RoundStats, RowKinds
 from outrider.models.base import TargetModel, TargetOutput, check_layers
-from outrider.models.files.tokenizer import Tokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.tree import TreeBatch
 from outrider.verify.base import Verdict, Verifier
 from outrider.verify.rows import Asked, TargetRows, rows_of
+
+if TYPE_CHECKING:
+    from outrider.models.files.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 TARGET = "target"

@@ -14,7 +14,7 @@ from outrider.engine.turn import Turn
 from outrider.errors import RequestError
 from outrider.law import Law
 from outrider.sampling.noise import Purpose, counter_word, gumbel_range
-from outrider.sampling.sampler import Asked, Best, RequestSampler, perturbed_best
+from outrider.sampling.sampler import Best, RequestSampler, RowToRank, perturbed_best
 from outrider.verify.base import Draws, KeyedDice
 
 
@@ -73,7 +73,7 @@ class DrawingPicker:
         turns = [self._turns[one.key] for one in frontiers]
         ended = [any(map(turn.endings.reached, one.paths)) for turn, one in zip(turns, frontiers, strict=True)]
         asked = [
-            Asked(turn.request.sampler, row, path, one.width)
+            RowToRank(turn.request.sampler, row, path, one.width)
             for turn, one, over in zip(turns, frontiers, ended, strict=True)
             for row, path in zip(one.rows, one.paths, strict=True)
             if not over

@@ -161,7 +161,7 @@ class BlockParts:
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class HeadParts:
     """What a head's step is made of, as data: whoever knows its blocks computes it without the head's own code."""
 
     shape: BlockShape
@@ -178,7 +178,7 @@ class Parts:
     """Whether a step answers with rows after the final norm."""
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """A pre-norm decoder block.
 
     Args:

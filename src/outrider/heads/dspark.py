@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from outrider.errors import ModelError
-from outrider.heads.blocks import Attend, Block, BlockShape, Parts, Rotary, Slots, own_embedding
+from outrider.heads.blocks import Attend, BlockShape, DecoderBlock, HeadParts, Rotary, Slots, own_embedding
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class DSparkHead(nn.Module):
         self.embed_tokens = own_embedding(config.embedding, shape)
         self.fc = nn.Linear(len(config.hidden_layers) * read, shape.width, bias=False)
         self.hidden_norm = nn.RMSNorm(shape.width, shape.norm_epsilon)
-        self.layers: Sequence[Block] = nn.ModuleList(Block(shape) for _ in range(config.blocks))  # type: ignore[assignment]
+        self.layers: Sequence[DecoderBlock] = nn.ModuleList(DecoderBlock(shape) for _ in range(config.blocks))  # type: ignore[assignment]
         self.norm = nn.RMSNorm(shape.width, shape.norm_epsilon)
         self.rotary = Rotary(shape)
         self.lm_head = nn.Linear(shape.width, config.vocabulary, bias=False) if config.vocabulary else None
@@ -181,9 +181,9 @@ class DSparkHead(nn.Module):
         """The context rows that every layer's keys and values come from: [..., target width] each → [..., width]."""
         return self.hidden_norm(self.fc(torch.cat(tuple(features), dim=-1)))
 
-    def parts(self) -> Parts:
+    def parts(self) -> HeadParts:
         """See :class:`outrider.heads.runner.BlockHead`."""
-        return Parts(
+        return HeadParts(
             self.config.block,
             self.rotary.rotation,
             [layer.parts for layer in self.layers],

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from outrider.heads.blocks import Attend, Block, BlockShape, Parts, Rotary, own_embedding
+from outrider.heads.blocks import Attend, BlockShape, DecoderBlock, HeadParts, Rotary, own_embedding
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class EagleHead(nn.Module):
         width = config.block.width
         self.embed_tokens = own_embedding(config.embedding, config.block)
         self.fc = nn.Linear(2 * width, width, bias=config.joint_bias)
-        self.layers: Sequence[Block] = nn.ModuleList(  # type: ignore[assignment]
-            Block(config.block, first_norm=config.first_norm or index > 0) for index in range(config.blocks)
+        self.layers: Sequence[DecoderBlock] = nn.ModuleList(  # type: ignore[assignment]
+            DecoderBlock(config.block, first_norm=config.first_norm or index > 0) for index in range(config.blocks)
         )
         self.rotary = Rotary(config.block)
 
@@ -53,9 +53,9 @@ class EagleHead(nn.Module):
         (rows,) = features
         return rows
 
-    def parts(self) -> Parts:
+    def parts(self) -> HeadParts:
         """See :class:`outrider.heads.runner.FeatureHead`."""
-        return Parts(self.config.block, self.rotary.rotation, [layer.parts for layer in self.layers], entry=self.fc)
+        return HeadParts(self.config.block, self.rotary.rotation, [layer.parts for layer in self.layers], entry=self.fc)
 
     def forward(
         self, embeddings: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, attend: Attend

@@ -18,7 +18,7 @@ from outrider.heads.blocks import (
     BlockParts,
     BlockShape,
     GatedNetwork,
-    Parts,
+    HeadParts,
     Rotary,
     own_embedding,
 )
@@ -124,7 +124,7 @@ class Eagle3Head(nn.Module):
             features = [norm(rows) for norm, rows in zip(self.feature_norms, features, strict=True)]
         return self.fc(self.joined_norm(torch.cat(tuple(features), dim=-1)))
 
-    def parts(self) -> Parts:
+    def parts(self) -> HeadParts:
         """See :class:`outrider.heads.runner.FeatureHead`."""
         layer, first = self.midlayer, self.config.norm_before_residual
         block = BlockParts(
@@ -135,7 +135,7 @@ class Eagle3Head(nn.Module):
             beside_norm=layer.input_layernorm,
             joins=True,
         )
-        return Parts(
+        return HeadParts(
             self.config.block,
             self.rotary.rotation,
             [block],

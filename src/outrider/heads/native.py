@@ -1,8 +1,8 @@
 """Heads on the CPU kernels: the blocks of a step are one call, from rows to answers and logits.
 
-A torch module costs several times its arithmetic in calls of torch.  Here what a head does is a value, the ``Parts``
-that it gives of itself.  The decoder of the kernels runs them on the module's own packed matrices; the module stays the
-specification, and runs itself where it gives none.
+A torch module costs several times its arithmetic in calls of torch.  Here what a head does is a value, the
+``HeadParts`` that it gives of itself.  The decoder of the kernels runs them on the module's own packed matrices; the
+module stays the specification, and runs itself where it gives none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from outrider.heads.blocks import BlockParts, Parts, Slots
+from outrider.heads.blocks import BlockParts, HeadParts, Slots
 from outrider.heads.packed import PackedLinear
 from outrider.heads.runner import BlockHead, BlockRunner, DraftedBlock, FeatureHead, FeatureRunner
 from outrider.kernels.native import cpu
@@ -45,7 +45,7 @@ class Stack:
         parts: what they are made of; matrices that are not packed are multiplied in fp32.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: HeadParts) -> None:
         shape = parts.shape
         self.width, self.vocabulary = shape.width, 0 if parts.lm_head is None else parts.lm_head.out_features
         self._answers = len(parts.blocks) if parts.answers_normed else len(parts.blocks) - 1
@@ -175,7 +175,7 @@ def _stack(head: FeatureHead | BlockHead) -> Stack:
     return Stack(parts)
 
 
-def _sizes(parts: Parts, vocabulary: int) -> dict[str, Any]:
+def _sizes(parts: HeadParts, vocabulary: int) -> dict[str, Any]:
     shape = parts.shape
     return {
         "width": shape.width,
@@ -194,7 +194,7 @@ def _sizes(parts: Parts, vocabulary: int) -> dict[str, Any]:
     }
 
 
-def _layer(parts: Parts, block: BlockParts) -> dict[str, Any]:
+def _layer(parts: HeadParts, block: BlockParts) -> dict[str, Any]:
     frequencies, scale = parts.rotation
     linears = {name: attrgetter(path)(block) for name, path in _MATRICES.items()}
     return (

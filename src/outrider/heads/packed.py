@@ -15,8 +15,8 @@ from torch import nn
 
 from outrider.errors import ConfigError
 from outrider.kernels.native import cpu, missing
-from outrider.models.files.dequantize import TENSOR_KINDS, Job, dequantize
-from outrider.models.native.packed_weights import StoredMatrix, pack_all, stored_matrix
+from outrider.models.files.dequantize import TENSOR_KINDS, DequantizeJob, dequantize
+from outrider.models.native.packed_weights import pack_all, stored_matrix
 
 _KINDS: Final = {kind.name: kind for kind in TENSOR_KINDS.values()}
 _PACKED: Final = ("Q8_0", "Q4_0")
@@ -149,34 +149,8 @@ def from_stored(raw: torch.Tensor, kind: str, inputs: int, outputs: int) -> torc
     """
     _check_stored(raw, kind, inputs, outputs)
     numbers = torch.empty(outputs, inputs)
-    dequantize([Job(raw.contiguous(), _KINDS[kind], numbers)])
+    dequantize([DequantizeJob(raw.contiguous(), _KINDS[kind], numbers)])
     return numbers
-
-
-def stored_linear(
-    raw: torch.Tensor, kind: str, inputs: int, outputs: int, bias: torch.Tensor | None = None
-) -> nn.Module:
-    """A linear layer of a stored matrix: packed as it is, or in torch where there are no kernels.
-
-    Args:
-        raw: uint8, from :func:`to_stored`.
-        kind: how it was stored.
-        inputs: columns.
-        outputs: rows.
-        bias: fp32 [outputs], or None.
-
-    Raises:
-        ConfigError: there is no such kind, or the bytes are more or fewer than the shape asks for.
-    """
-    _check_stored(raw, kind, inputs, outputs)
-    if cpu is not None:
-        stored = StoredMatrix(kind, inputs, outputs, lambda: raw.contiguous().flatten().numpy())
-        return PackedLinear(pack_all({"": stored})[0][""], bias)
-    linear = nn.Linear(inputs, outputs, bias=bias is not None).requires_grad_(False)
-    linear.weight.copy_(from_stored(raw, kind, inputs, outputs))
-    if bias is not None:
-        linear.bias.copy_(bias)
-    return linear
 
 
 def _fits(linear: nn.Linear) -> bool:

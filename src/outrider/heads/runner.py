@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from outrider.heads.blocks import Attend, Parts, Slots
+from outrider.heads.blocks import Attend, HeadParts, Slots
 from outrider.heads.packed import pack
 from outrider.kv.pool import PagedCache
 from outrider.models.base import TargetModel
@@ -107,7 +107,7 @@ class FeatureHead(Protocol):
         """Logits of the token after each step's answer, through ``unembed`` where it has no LM head of its own."""
         ...
 
-    def parts(self) -> Parts | None:
+    def parts(self) -> HeadParts | None:
         """What its step is made of, which the CPU kernels then run; None leaves it to torch."""
         ...
 
@@ -145,7 +145,7 @@ class BlockHead(Protocol):
         """Logit of the chance that a slot's draft is accepted if all before it are."""
         ...
 
-    def parts(self) -> Parts | None:
+    def parts(self) -> HeadParts | None:
         """See :class:`FeatureHead`."""
         ...
 

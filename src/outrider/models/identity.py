@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from outrider.errors import ModelError, cause
-from outrider.models.files.dequantize import Job, dequantize
+from outrider.models.files.dequantize import DequantizeJob, dequantize
 from outrider.models.files.gguf import GGUFFile, GGUFTensor, read_gguf
 from outrider.models.files.gguf_config import plan_model
 
@@ -193,7 +193,7 @@ class _FileWeights:
         kind = tensor.kind
         first, last = column // kind.block_elements, (column + width - 1) // kind.block_elements + 1
         raw = stored[first * kind.block_bytes : last * kind.block_bytes].contiguous()
-        job = Job(raw, kind, torch.empty((last - first) * kind.block_elements))
+        job = DequantizeJob(raw, kind, torch.empty((last - first) * kind.block_elements))
         dequantize([job])
         start = column - first * kind.block_elements
         values = job.out[start : start + width].clone()

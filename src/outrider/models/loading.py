@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import nn
 
 from outrider.errors import ModelError, one_line
-from outrider.models.files.dequantize import Job, dequantize
+from outrider.models.files.dequantize import DequantizeJob, dequantize
 from outrider.models.files.end_tokens import named_ends
 from outrider.models.files.gguf import GGUFFile, read_gguf
 from outrider.models.files.gguf_config import ModelPlan, check_tensors, plan_model
@@ -332,7 +332,7 @@ def _gguf_module(files: ModelFiles, dtype: torch.dtype, attention: str) -> nn.Mo
 def _assign(file: GGUFFile, plan: ModelPlan, module: nn.Module, dtype: torch.dtype) -> None:
     """Put every tensor of the file in its parameter's place."""
     check_tensors(file, plan, {name: tuple(empty.shape) for name, empty in module.named_parameters()})
-    jobs: list[Job] = []
+    jobs: list[DequantizeJob] = []
     for tensor_name, parameter in plan.parameters.items():
         tensor = file.tensors[tensor_name]
         jobs.append(file.job(tensor, dtype, plan.row_orders.get(tensor_name)))

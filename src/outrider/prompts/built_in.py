@@ -6,12 +6,14 @@ those sets, so that nothing is trained on what it is measured with.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
 from outrider.prompts.prompt import Prompt
-from outrider.prompts.reader import parse
+from outrider.prompts.reader import parse, read_file
 
 BUILT_IN: Final = "built-in prompts"
 """Their name in results."""
@@ -22,3 +24,12 @@ def built_in() -> tuple[Prompt, ...]:
     """The prompts, of six kinds in turns: code, chat, edit, translate, extract and maths."""
     text = (files("outrider.prompts") / "built_in.jsonl").read_text(encoding="utf-8")
     return tuple(parse(text, name=BUILT_IN, category="chat", is_json=True))
+
+
+def read(path: Path | None) -> Iterator[Prompt]:
+    """The prompts of a file, in its order, or the built-in ones for None.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line is no prompt; file and line are named.
+    """
+    return iter(built_in()) if path is None else read_file(path)

@@ -42,7 +42,7 @@ class _Content(NamedTuple):
     text: str = ""
 
 
-def read(path: Path) -> Iterator[Prompt]:
+def read_file(path: Path) -> Iterator[Prompt]:
     """Read the prompts of a file, in order; empty lines are skipped.
 
     Raises:

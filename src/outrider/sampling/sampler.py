@@ -195,7 +195,7 @@ class RequestSampler:
         return row
 
 
-class Asked(NamedTuple):
+class RowToRank(NamedTuple):
     """One row of logits, and the request whose best tokens it gives."""
 
     sampler: RequestSampler
@@ -206,7 +206,7 @@ class Asked(NamedTuple):
     """Number of tokens."""
 
 
-def perturbed_best(logits: torch.Tensor, asked: Sequence[Asked]) -> list[Best | None]:
+def perturbed_best(logits: torch.Tensor, asked: Sequence[RowToRank]) -> list[Best | None]:
     """:meth:`RequestSampler.perturbed_best` for rows of many requests, with one call per set of equal parameters.
 
     Args:
@@ -239,12 +239,12 @@ def perturbed_best(logits: torch.Tensor, asked: Sequence[Asked]) -> list[Best | 
 
 def _with_confidence(best: torch.Tensor, scores: torch.Tensor, width: int) -> list[Best]:
     """The first ``width`` tokens of each row, with the softmax of their scores over all found tokens."""
-    shares = torch.softmax(scores, dim=1)
-    counts = (best[:, :width] >= 0).sum(dim=1).tolist()
-    return [
-        (tokens[:count], share[:count])
-        for tokens, share, count in zip(best.tolist(), shares.tolist(), counts, strict=True)
-    ]
+    shares = torch.softmax(scores, dim=1)[:, :width].tolist()
+    found = []
+    for tokens, share in zip(best[:, :width].tolist(), shares, strict=True):
+        count = tokens.index(-1) if tokens[-1] < 0 else len(tokens)
+        found.append((tokens[:count], share[:count]))
+    return found
 
 
 class _TokenCounts:

@@ -17,14 +17,7 @@ from typing import Any, Final
 import torch
 
 from outrider.bench.runner import Models, Sample
-from outrider.drafters.base import (
-    Committed,
-    DraftContext,
-    Drafter,
-    DrafterConfig,
-    DraftSequence,
-    Workbench,
-)
+from outrider.drafters.base import Committed, DraftContext, Drafter, DrafterConfig, DraftSequence, Workbench
 from outrider.engine.picker import DrawingPicker
 from outrider.engine.stopping import Endings, Stopper
 from outrider.kv.pool import KVPool

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from outrider.bench.report import ALL
 from outrider.bench.runner import Arm, Sample
-from outrider.bench.session import Measured, Request, measure
+from outrider.bench.session import BenchRequest, Measured, measure
 from outrider.study.quality import Quality, no_quality, quality
 from outrider.study.ranks import chance, kendall, spearman
 
@@ -34,7 +34,7 @@ MEANINGS: Final = {
 }
 
 
-def study(request: Request, begin: Callable[[int], None], advance: Callable[[], None]) -> dict[str, Any]:
+def study(request: BenchRequest, begin: Callable[[int], None], advance: Callable[[], None]) -> dict[str, Any]:
     """Run a bench and judge its drafters.
 
     Args:

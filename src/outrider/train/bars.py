@@ -1,4 +1,4 @@
-"""What a person sees of work that takes minutes: a bar that names it on a terminal, one line without one."""
+"""Progress bars of work that takes minutes: a bar on a terminal, one line elsewhere."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 Tick = Callable[[int, str], None]
-"""Told how much is done and a figure to show."""
+"""Called with how much is done and a figure to show."""
 
 
 def terminal_of(console: Console | None) -> Console | None:
-    """Where the bars of a console's work go: there, or to standard error; None where neither is a terminal."""
+    """The terminal for a console's progress bars: its own or standard error's; None where neither is one."""
     if console is None or console.quiet:
         return None
     beside = console if console.is_terminal else Console(stderr=True, highlight=False)
@@ -21,7 +21,7 @@ def terminal_of(console: Console | None) -> Console | None:
 
 
 def live(console: Console | None, *columns: ProgressColumn) -> Progress:
-    """A bar that comes between no lines of its console."""
+    """A progress bar that does not break up the lines of its console."""
     shown = terminal_of(console)
     return Progress(
         *columns,
@@ -35,12 +35,12 @@ def live(console: Console | None, *columns: ProgressColumn) -> Progress:
 
 @contextmanager
 def bar(title: str, total: int, console: Console | None) -> Iterator[Tick]:
-    """A progress bar, or a line that says what begins where nobody would see one.
+    """A progress bar; without a terminal, a line that says what begins.
 
     Args:
         title: what is being done.
         total: how much there is to do; nothing is shown of nothing.
-        console: where the lines go that tell what came of it; None is silent.
+        console: whose terminal to use; None is silent.
     """
     name, figure = TextColumn("{task.description}"), TextColumn("{task.fields[figure]}")
     if total and console is not None and terminal_of(console) is None:
@@ -54,7 +54,7 @@ def bar(title: str, total: int, console: Console | None) -> Iterator[Tick]:
 
 @contextmanager
 def waiting(title: str, console: Console | None) -> Iterator[None]:
-    """A sign of life on a terminal, for work that cannot tell how far it is."""
+    """A moving bar on a terminal, for work whose progress is not known."""
     with live(console, TextColumn("{task.description}"), BarColumn(24)) as progress:
         progress.add_task(title, total=None)
         yield

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from outrider.llm import LLM
 
 LEAST_JUDGING: Final = 3
-"""Texts that so many new prompts should leave to judge by, as far as can be told before they are made."""
+"""Held-out texts that new prompts should give, as far as is known before they are made."""
 _COPIES: Final = 9
 """A training's weights on disk: with both moments of AdamW in the state and in what replaces it, the best ones and what
 replaces them, and the head that is written."""
@@ -49,7 +49,7 @@ replaces them, and the head that is written."""
 
 @dataclass(frozen=True, eq=False)
 class TrainingPlan:
-    """A training before anything of it was done."""
+    """A training that is about to begin."""
 
     recipe: Recipe
     source: TextSource
@@ -64,7 +64,7 @@ class TrainingPlan:
         return [self.recipe.product.place(self.output, number) for number in range(networks(self.recipe))]
 
     def check_files(self) -> None:
-        """Refuse what can be told without the model.
+        """Checks that need no model.
 
         Raises:
             ConfigError: a folder cannot be written or would lose a model; there would be nothing to train on or to
@@ -88,7 +88,7 @@ class TrainingPlan:
         _check_texts(self.source)
 
     def check_model(self, llm: LLM, console: Console) -> None:
-        """Refuse what can be told with the model loaded.
+        """Checks that need the model.
 
         Args:
             llm: the target.
@@ -110,7 +110,7 @@ class TrainingPlan:
         self._check_room(llm, console)
 
     def _check_state(self, llm: LLM) -> None:
-        """Refuse to make texts for a training that could not be gone on with then."""
+        """Refuse to make texts for a training that could not resume with them."""
         target, settings = llm.engine.target, self.settings
         read = self.recipe.layers_read(target)
         facts = known_facts(self.source, self.data, read, target, started=bool(settings.start_from))
@@ -146,7 +146,7 @@ class TrainingPlan:
         return bool(new or missing)
 
     def _check_room(self, llm: LLM, console: Console) -> None:
-        """Refuse a disk without room for what is sure to be written, and tell of one that may become full."""
+        """Refuse a disk without room for what is sure to be written; warn of one that may become full."""
         source, weights, free = self.source, _COPIES * self._weight_bytes(llm), _free(self.output)
         if weights > free:
             raise ConfigError(
@@ -172,7 +172,7 @@ class TrainingPlan:
             )
 
     def _weight_bytes(self, llm: LLM) -> int:
-        """Bytes of the weights to be trained; none where only reading the target's files would tell."""
+        """Bytes of the weights to be trained; 0 where that takes reading the target's files."""
         target, start = llm.engine.target, self.settings.start_from
         if not self.recipe.product.starts_from_heads:
             return 0
@@ -185,7 +185,7 @@ class TrainingPlan:
 
 
 def _check_folder(folder: Path, flag: str) -> None:
-    place = _there(folder)
+    place = _existing(folder)
     if not place.is_dir():
         raise ConfigError(f"{folder} cannot be made, since {place} is a file; name another folder with {flag}")
     if not os.access(place, os.W_OK | os.X_OK):
@@ -225,18 +225,18 @@ def _answers(source: TextSource, *, judging: bool | None = None) -> list[Example
 
 
 def _count(before: Mapping[str, Any], name: str) -> float:
-    """How many texts a training was begun on; without end where a state is too old to say."""
+    """How many texts a training began with; infinite where a state is too old to say."""
     return int(before[name].split()[0]) if name in before else math.inf
 
 
-def _there(folder: Path) -> Path:
+def _existing(folder: Path) -> Path:
     """The folder, or the nearest above it that is there."""
     whole = folder.absolute()
     return next(place for place in (whole, *whole.parents) if place.exists())
 
 
 def _free(folder: Path) -> int:
-    return shutil.disk_usage(_there(folder)).free
+    return shutil.disk_usage(_existing(folder)).free
 
 
 def _size(count: float) -> str:

@@ -1,10 +1,10 @@
-"""What comes of a training: what is written for each network that was trained, and which arms show what it buys."""
+"""What comes of a training: what is written for each trained network, and what its payoff is measured by."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from outrider.config import Speculation
 from outrider.heads.checkpoint import HeadCheckpoint, TargetFacts, write_head
@@ -13,49 +13,30 @@ UNTRAINED: Final = "untrained"
 """Folder of what a training began with, and the word for it in tables."""
 
 
-class Product(Protocol):
-    """How trained networks are kept and run."""
+class Product:
+    """How trained networks are kept and run: here as a head in its own folder, see :mod:`outrider.heads.checkpoint`."""
 
-    shows_untrained: bool
+    shows_untrained = False
     """Whether what a training begins with drafts already, so that it is kept, too, and compared with."""
-    starts_from_heads: bool
+    starts_from_heads = True
     """Whether a training can begin with a head that was written before."""
 
     def place(self, output: Path, index: int) -> Path:
         """The folder of the network that is trained as number ``index``, from 0."""
-        ...
+        return output
 
-    def write(self, folder: Path, network: Any, target: TargetFacts, told: Mapping[str, Any]) -> None:
+    def write(self, folder: Path, network: Any, target: TargetFacts, made: Mapping[str, Any]) -> None:
         """Write a network so that its method runs it.
 
         Args:
             folder: where to; it is made.
             network: the network.
             target: what it drafts for.
-            told: how it was made, for people.
+            made: how it was made, for people.
         """
-        ...
+        kind = type(network).__module__.rpartition(".")[2]
+        write_head(folder, HeadCheckpoint(kind, network.config, target, network.state_dict(), made))
 
     def arms(self, method: str, output: Path) -> dict[str, Speculation]:
         """What is to be compared, by name, the product itself last."""
-        ...
-
-
-class HeadProduct:
-    """A head in a folder of its own format, see :mod:`outrider.heads.checkpoint`."""
-
-    shows_untrained = False
-    starts_from_heads = True
-
-    def place(self, output: Path, index: int) -> Path:
-        """See :class:`Product`."""
-        return output
-
-    def write(self, folder: Path, network: Any, target: TargetFacts, told: Mapping[str, Any]) -> None:
-        """See :class:`Product`."""
-        kind = type(network).__module__.rpartition(".")[2]
-        write_head(folder, HeadCheckpoint(kind, network.config, target, network.state_dict(), told))
-
-    def arms(self, method: str, output: Path) -> dict[str, Speculation]:
-        """See :class:`Product`."""
         return {method: Speculation(method).drafting_with(output, "the head")}

@@ -63,8 +63,10 @@ def train(
         job = _Job(llm, recipe, source, output, target_name, config, settings, console)
         trained = job.trained(gathered, working)
         heads, teacher = [one.head for one in trained], gathered.teacher.to(working.device)
-        apart = recipe.apart(heads, [batch.to(working.device) for batch in gathered.held_out], teacher)
-        for name, acceptance in apart.items():
+        by_member = recipe.acceptance_by_member(
+            heads, [batch.to(working.device) for batch in gathered.held_out], teacher
+        )
+        for name, acceptance in by_member.items():
             console.print(f"{name}: held-out {acceptance}")
     return TrainingOutcome(
         model=target_name,
@@ -73,7 +75,7 @@ def train(
         findings=trained[-1].findings,
         texts=gathered.texts,
         vocabulary=vocabulary,
-        apart=apart,
+        by_member=by_member,
         starts=recipe.product.starts_from_heads,
         online=source.online,
     )
@@ -82,7 +84,7 @@ def train(
 def _gathered(
     llm: LLM, recipe: Recipe, source: TextSource, data: DataConfig, console: Console, working: Workers
 ) -> TrainingData:
-    """What is trained on; the first worker makes what is missing, and keeps others off the folder meanwhile."""
+    """The data to train on; the first worker makes what is missing, and locks the folder meanwhile."""
     with working.first_alone(), ExitStack() as held:
         if working.rank == 0:
             held.enter_context(locked(source.folder, "gathering texts", "--data-folder"))
@@ -112,7 +114,7 @@ class _Job:
         )
         known |= {**gathered.facts, **start_facts(recipe, settings.start_from, target)}
         teacher, done = gathered.teacher.to(working.device), list[Trained]()
-        while (stage := recipe.after([one.head for one in done])) is not None:
+        while (stage := recipe.next_stage([one.head for one in done])) is not None:
             if settings.start_from:
                 head = load_start(stage, Path(settings.start_from), target)
             else:

@@ -1,4 +1,4 @@
-"""What a person may choose about a training run, whichever method is trained."""
+"""Settings of a training run, for every method."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ class Settings:
     save_seconds: float = option(30.0, "Most seconds of work that a kill may cost, and one step.", low=0.0, high=60.0)
 
     def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
         check_options(self)
         if self.precision not in (AUTO, *PRECISIONS):
             known = ", ".join((AUTO, *PRECISIONS))

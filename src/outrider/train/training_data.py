@@ -17,14 +17,14 @@ from outrider.models.base import TargetModel
 from outrider.options import check_options, option
 from outrider.train.data.example import Example
 from outrider.train.data.prompt_store import PROMPTS, SyntheticPrompts, read_cached, synthesise_prompts
-from outrider.train.data.prompts import Prompt
+from outrider.train.data.prompts import TrainingPrompt
 from outrider.train.data.regenerate import AnswerConfig, answered, check_answered, read_answers, regenerate
 from outrider.train.data.synthesise import SynthesisConfig
 from outrider.train.features.batches import Batch, Batches, BatchShape, Shards, held_out_batches
 from outrider.train.features.capture import captured_layers
 from outrider.train.features.hidden_rows import HiddenRows
 from outrider.train.features.sources import Online, Streamed
-from outrider.train.features.teacher import Matrices
+from outrider.train.features.teacher import Teacher
 from outrider.train.features.vocabulary import DraftVocabulary, draft_vocabulary
 from outrider.train.recipes.base import Recipe
 
@@ -63,7 +63,6 @@ class DataConfig:
     )
 
     def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
         check_options(self)
 
 
@@ -86,7 +85,7 @@ class TextSource:
     """Answer whenever a text is read, and keep nothing but what is judged by and the first answers, whose tokens make
     the draft vocabulary."""
 
-    def read(self) -> list[Prompt]:
+    def read(self) -> list[TrainingPrompt]:
         """Every prompt there is by now.
 
         Raises:
@@ -109,8 +108,11 @@ class TextSource:
         return max(0, self.synthesised - len(known.prompts))
 
     def asked_before(
-        self, prompts: Sequence[Prompt], held_out: int, fits: Callable[[Prompt], bool] = lambda prompt: True
-    ) -> list[Prompt]:
+        self,
+        prompts: Sequence[TrainingPrompt],
+        held_out: int,
+        fits: Callable[[TrainingPrompt], bool] = lambda prompt: True,
+    ) -> list[TrainingPrompt]:
         """Of all prompts, those that are answered before the training.
 
         Args:
@@ -128,7 +130,7 @@ class TextSource:
 
 
 def gather(llm: LLM, source: TextSource, console: Console, rows: HiddenRows, data: DataConfig) -> None:
-    """Make every prompt and answer that is not there yet, and keep the hidden rows that answering computes.
+    """Make the prompts and answers that are missing, and keep the hidden rows that answering computes.
 
     Raises:
         ConfigError: a file cannot be read or written, was made otherwise, or holds prompts that heads are measured on;
@@ -155,8 +157,8 @@ def gather(llm: LLM, source: TextSource, console: Console, rows: HiddenRows, dat
     console.print(f"{report}{beside}")
 
 
-def to_answer(llm: LLM, source: TextSource, data: DataConfig) -> list[Prompt]:
-    """Of the prompts that are there, those that are to be answered before the training.
+def to_answer(llm: LLM, source: TextSource, data: DataConfig) -> list[TrainingPrompt]:
+    """Prompts that are yet to be answered before the training.
 
     Raises:
         ConfigError: see :func:`gather`.
@@ -166,7 +168,7 @@ def to_answer(llm: LLM, source: TextSource, data: DataConfig) -> list[Prompt]:
     return [prompt for prompt in _asked(llm, source, data, prompts) if prompt.key not in done] if prompts else []
 
 
-def _asked(llm: LLM, source: TextSource, data: DataConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
+def _asked(llm: LLM, source: TextSource, data: DataConfig, prompts: Sequence[TrainingPrompt]) -> list[TrainingPrompt]:
     """Prompts that are answered before the training.
 
     Raises:
@@ -176,7 +178,7 @@ def _asked(llm: LLM, source: TextSource, data: DataConfig, prompts: Sequence[Pro
     assert llm.tokenizer is not None
     tokenizer, most = llm.tokenizer, 1 + min(source.answers.longest_prompt, data.max_length - 1)
 
-    def fits(prompt: Prompt) -> bool:
+    def fits(prompt: TrainingPrompt) -> bool:
         return len(prompt.encode(tokenizer)) < most
 
     path = source.folder / ANSWERS
@@ -223,7 +225,6 @@ class Texts:
         return sum(len(example.tokens) - example.answer_start for example in self.train)
 
     def __str__(self) -> str:
-        """One line to print."""
         return (
             f"texts: {len(self.train):,} to train on, with {self.answer_tokens:,} answer tokens, and "
             f"{len(self.held_out):,} to judge by"
@@ -258,7 +259,7 @@ class TrainingData:
     texts: Texts
     vocabulary: DraftVocabulary | None
     """The reduced draft vocabulary of a new head; None is the whole."""
-    teacher: Matrices
+    teacher: Teacher
     shards: Shards
     shape: BatchShape
     held_out: list[Batch]
@@ -284,7 +285,7 @@ class TrainingData:
         return cls(
             texts,
             texts.vocabulary(config.vocabulary, target, ends),
-            Matrices.of(target),
+            Teacher.of(target),
             _shards(llm, source, texts, rows, console),
             shape,
             held_out,

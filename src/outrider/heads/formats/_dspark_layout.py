@@ -36,7 +36,7 @@ _OLDER: Final = {"logit_head.": "", "markov_w": "markov_head.markov_w", "confide
 
 
 @dataclass(frozen=True)
-class Reading:
+class DSparkFacts:
     """What a format says beside its weights."""
 
     network: UntrustedConfig
@@ -50,7 +50,7 @@ class Reading:
     """Its width is not known yet."""
 
 
-def read_head(source: Source, reading: Reading) -> HeadCheckpoint:
+def read_head(source: Source, reading: DSparkFacts) -> HeadCheckpoint:
     """A head, once its format has said what it says.
 
     Raises:

@@ -25,7 +25,7 @@ _NAMES = {"fc_norm.": "feature_norms.", "input_norm.": "joined_norm.", "layers.0
 
 
 @dataclass(frozen=True)
-class Reading:
+class Eagle3Facts:
     """What a format says beside its weights."""
 
     network: UntrustedConfig
@@ -41,7 +41,7 @@ def usual_layers(layers: int) -> tuple[int, ...]:
     return (1, layers // 2 - 1, layers - 4)
 
 
-def read_head(source: Source, reading: Reading) -> HeadCheckpoint:
+def read_head(source: Source, reading: Eagle3Facts) -> HeadCheckpoint:
     """A head, once its format has said what it says.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from outrider.errors import ModelError
 from outrider.heads.checkpoint import HeadCheckpoint, TargetFacts
 from outrider.heads.dspark import DSparkConfig
-from outrider.heads.formats._dspark_layout import CORRECTIONS, Reading, left_out, read_head, written
+from outrider.heads.formats._dspark_layout import CORRECTIONS, DSparkFacts, left_out, read_head, written
 from outrider.heads.formats._shapes import known_vocabulary, refuse, told_block
 from outrider.heads.formats._untrusted_config import UntrustedConfig
 from outrider.heads.formats.base import Exported, Format, Source
@@ -39,7 +39,7 @@ def read(source: Source) -> HeadCheckpoint:
     _check_served(told)
     architectures = source.told.texts("architectures")
     anchored = any(_ANCHORED in name for name in architectures)
-    reading = Reading(
+    reading = DSparkFacts(
         network=source.told,
         layers=_layers(told),
         slots=told.number("block_size"),

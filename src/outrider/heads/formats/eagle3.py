@@ -13,7 +13,7 @@ from typing import Any, Final
 from outrider.errors import ModelError
 from outrider.heads.checkpoint import HeadCheckpoint
 from outrider.heads.eagle3 import Eagle3Config
-from outrider.heads.formats._eagle3_layout import Reading, read_head, usual_layers, written
+from outrider.heads.formats._eagle3_layout import Eagle3Facts, read_head, usual_layers, written
 from outrider.heads.formats._shapes import known_vocabulary, refuse, told_block
 from outrider.heads.formats.base import Exported, Format, Source
 
@@ -39,8 +39,8 @@ def read(source: Source) -> HeadCheckpoint:
     elif told.says("target_layer_ids"):
         layers = told.numbers("target_layer_ids")
     else:
-        return read_head(source, Reading(told, layers_of=usual_layers))
-    return read_head(source, Reading(told, layers))
+        return read_head(source, Eagle3Facts(told, layers_of=usual_layers))
+    return read_head(source, Eagle3Facts(told, layers))
 
 
 def write(checkpoint: HeadCheckpoint, to: str) -> Exported:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from outrider.errors import ModelError
 from outrider.heads.checkpoint import HeadCheckpoint, TargetFacts
 from outrider.heads.dspark import DSparkConfig
-from outrider.heads.formats._dspark_layout import CORRECTIONS, Reading, left_out, read_head, written
+from outrider.heads.formats._dspark_layout import CORRECTIONS, DSparkFacts, left_out, read_head, written
 from outrider.heads.formats._shapes import known_vocabulary, refuse, told_block, told_ids
 from outrider.heads.formats._speculators import TO, layers_of_ids, network, told_speculator, verifier
 from outrider.heads.formats.base import Exported, Format, Source
@@ -32,7 +32,7 @@ def read(source: Source) -> HeadCheckpoint:
     layers = layers_of_ids(told, "aux_hidden_state_layer_ids")
     if not layers:
         raise ModelError(f"{source.name}: its configuration does not say 'aux_hidden_state_layer_ids'")
-    reading = Reading(
+    reading = DSparkFacts(
         network=network(told),
         layers=layers,
         slots=told.number("block_size", 8),

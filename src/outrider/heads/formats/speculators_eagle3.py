@@ -11,7 +11,7 @@ from typing import Any, Final
 from outrider.errors import ModelError
 from outrider.heads.checkpoint import HeadCheckpoint
 from outrider.heads.eagle3 import Eagle3Config
-from outrider.heads.formats._eagle3_layout import Reading, read_head, usual_layers, written
+from outrider.heads.formats._eagle3_layout import Eagle3Facts, read_head, usual_layers, written
 from outrider.heads.formats._shapes import known_vocabulary, refuse, told_block
 from outrider.heads.formats._speculators import TO, layers_of_ids, network, told_speculator, verifier
 from outrider.heads.formats.base import Exported, Format, Source
@@ -31,7 +31,7 @@ def read(source: Source) -> HeadCheckpoint:
     if (blocks := inner.number("num_hidden_layers", 1)) != 1:
         raise ModelError(f"{source.name}: it has {blocks} blocks, and EAGLE-3 heads here have one")
     layers = layers_of_ids(told, "eagle_aux_hidden_state_layer_ids")
-    return read_head(source, Reading(inner, layers, None if layers else usual_layers, verifier(told)))
+    return read_head(source, Eagle3Facts(inner, layers, None if layers else usual_layers, verifier(told)))
 
 
 def write(checkpoint: HeadCheckpoint, to: str) -> Exported:

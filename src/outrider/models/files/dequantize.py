@@ -17,14 +17,14 @@ from torch import Tensor
 
 from outrider.models.files.tensor_kinds import TENSOR_KINDS, TensorKind
 
-__all__ = ["TENSOR_KINDS", "Job", "TensorKind", "dequantize"]
+__all__ = ["TENSOR_KINDS", "DequantizeJob", "TensorKind", "dequantize"]
 
 CHUNK_ELEMENTS = 1 << 19  # 2 MiB of fp32: large enough to hide call costs, small enough for a large L2 cache
 TASK_ELEMENTS = 1 << 22  # what one thread takes at a time
 
 
 @dataclass(frozen=True)
-class Job:
+class DequantizeJob:
     """One tensor to decode.
 
     raw: the stored bytes, uint8, contiguous, any shape, whole blocks.
@@ -37,7 +37,7 @@ class Job:
     out: Tensor
 
 
-def dequantize(jobs: Sequence[Job]) -> None:
+def dequantize(jobs: Sequence[DequantizeJob]) -> None:
     """Decode tensors into the memory their jobs name, on as many threads as torch is set to use.
 
     Each thread runs whole pieces by itself. Splitting every single operation instead, torch's own way, makes
@@ -49,16 +49,16 @@ def dequantize(jobs: Sequence[Job]) -> None:
             pass
 
 
-def _split(job: Job) -> Iterator[Job]:
+def _split(job: DequantizeJob) -> Iterator[DequantizeJob]:
     """Cut a job into pieces of at most TASK_ELEMENTS, with a row for each block."""
     blocks = job.raw.view(-1, job.kind.block_bytes)
     rows = job.out.view(-1, job.kind.block_elements)
     step = TASK_ELEMENTS // job.kind.block_elements
     for start in range(0, len(blocks), step):
-        yield Job(blocks[start : start + step], job.kind, rows[start : start + step])
+        yield DequantizeJob(blocks[start : start + step], job.kind, rows[start : start + step])
 
 
-def _decode(task: Job) -> None:
+def _decode(task: DequantizeJob) -> None:
     """Decode one piece chunk by chunk."""
     step, decode = CHUNK_ELEMENTS // task.kind.block_elements, _DECODERS[task.kind.name]
     direct = task.out.dtype == torch.float32

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from outrider.models.files.dequantize import Job
+    from outrider.models.files.dequantize import DequantizeJob
 
 Value = int | float | bool | str | list[str] | array  # type: ignore[type-arg]
 
@@ -80,7 +80,7 @@ class GGUFFile:
             start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
             self.data.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.size - start)
 
-    def job(self, tensor: GGUFTensor, dtype: torch.dtype, order: Tensor | None = None) -> Job:
+    def job(self, tensor: GGUFTensor, dtype: torch.dtype, order: Tensor | None = None) -> DequantizeJob:
         """Prepare the dequantising of a tensor into new memory, `out` of the returned job.
 
         Args:
@@ -90,12 +90,12 @@ class GGUFFile:
         """
         import torch  # likewise
 
-        from outrider.models.files.dequantize import Job
+        from outrider.models.files.dequantize import DequantizeJob
 
         raw = self.raw(tensor)
         if order is not None:
             raw = raw.view(len(order), -1).index_select(0, order)
-        return Job(raw, tensor.kind, torch.empty(tensor.shape, dtype=dtype))
+        return DequantizeJob(raw, tensor.kind, torch.empty(tensor.shape, dtype=dtype))
 
     def text(self, key: str, default: str | None = None) -> str:
         """Look up a string; a missing one without a default, or another type, is an error."""

@@ -9,7 +9,7 @@ import torch
 
 from outrider.kv.pool import PagedCache
 from outrider.kv.state import LayerStore
-from outrider.tree import SequenceRows, TokenTree, TreeBatch
+from outrider.tree import TokenTree, TreeBatch
 
 _GROUP: Final = 32
 """Head rows in the cache are filled up to a multiple of this."""
@@ -29,15 +29,12 @@ def shares(batch: TreeBatch, cache: PagedCache) -> list[Share]:
     Returns:
         Rows, context, forced, skip, parents, slots, and whether forced rows see each other.
     """
-    return [_share(sequence, cache) for sequence in batch.sequences]
-
-
-def _share(sequence: SequenceRows, cache: PagedCache) -> Share:
-    key, context, forced, tree, _, skip, together = sequence
-    parents = _NO_TREE if tree is None else _parents(tree)
-    tail = len(forced) + len(parents)
-    slots = cache.table(key).slots(0, context + tail)
-    return tail - skip, context, len(forced), skip, parents, slots, together
+    found: list[Share] = []
+    for key, context, forced, tree, _, skip, together in batch.sequences:
+        parents = _NO_TREE if tree is None else _parents(tree)
+        before, tail = len(forced), len(forced) + len(parents)
+        found.append((tail - skip, context, before, skip, parents, cache.table(key).slots(0, context + tail), together))
+    return found
 
 
 def half_store(cache: PagedCache, heads: int, head_width: int) -> LayerStore:
@@ -67,6 +64,5 @@ def row_bytes(heads: int, head_width: int) -> int:
 
 
 def _parents(tree: TokenTree) -> np.ndarray[Any, Any]:
-    if tree.is_chain and len(tree.tokens) <= len(_CHAIN):
-        return _CHAIN[: len(tree.tokens)]
-    return np.array(tree.parents, dtype=np.int32)
+    count = len(tree.parents)
+    return _CHAIN[:count] if tree.is_chain and count <= _CHAIN.size else np.array(tree.parents, dtype=np.int32)

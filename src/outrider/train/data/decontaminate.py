@@ -1,4 +1,4 @@
-"""The evaluation prompts as hashes, so that nothing is trained on what it is measured with.
+"""Decontamination: prompts that heads are measured on are recognised by hashes, and never trained on.
 
 A text is lower-cased and cut into words.  Of an evaluation prompt of ten words or more some runs of ten words are kept,
 chosen by winnowing (Schleimer, Wilkerson and Aiken 2003): of every seven neighbouring runs the one with the lowest
@@ -32,18 +32,18 @@ _WORD: Final = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """Hashes of the evaluation prompts."""
+class EvaluationPrompts:
+    """Prompts that heads are measured on, as hashes."""
 
     hashes: frozenset[bytes]
 
     @classmethod
-    def of(cls, prompts: Iterable[str]) -> HeldOut:
+    def of(cls, prompts: Iterable[str]) -> EvaluationPrompts:
         """The hashes of prompts."""
         return cls(frozenset(kept for prompt in prompts for kept in _kept(words(prompt))))
 
     @classmethod
-    def read(cls, packed: bytes) -> HeldOut:
+    def read(cls, packed: bytes) -> EvaluationPrompts:
         """The hashes in a file's bytes."""
         return cls(frozenset(packed[start : start + _BYTES] for start in range(0, len(packed), _BYTES)))
 
@@ -64,14 +64,16 @@ class HeldOut:
 
 
 @lru_cache
-def evaluation_prompts() -> HeldOut:
-    """What Outrider's own figures are measured on, which comes with the package as hashes, and the built-in prompts."""
-    own = HeldOut.of(turn["content"] for prompt in built_in() for turn in prompt.turns)
-    return HeldOut(own.hashes | HeldOut.read((files("outrider.train.data") / _FILE).read_bytes()).hashes)
+def evaluation_prompts() -> EvaluationPrompts:
+    """The prompts Outrider's own figures are measured on, whose hashes come along, and the built-in ones."""
+    own = EvaluationPrompts.of(turn["content"] for prompt in built_in() for turn in prompt.turns)
+    return EvaluationPrompts(
+        own.hashes | EvaluationPrompts.read((files("outrider.train.data") / _FILE).read_bytes()).hashes
+    )
 
 
 def words(text: str) -> list[str]:
-    """The words of a text without what layout, case and punctuation add."""
+    """The words of a text, without layout, case and punctuation."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 from outrider.errors import ConfigError
 from outrider.files import write_whole
 from outrider.train.bars import bar
-from outrider.train.data.prompts import Prompt, read_prompts, write_prompts
+from outrider.train.data.prompts import TrainingPrompt, training_prompts, write_prompts
 from outrider.train.data.synthesise import Synthesis, SynthesisConfig, in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from outrider.llm import LLM
-    from outrider.train.data.decontaminate import HeldOut
+    from outrider.train.data.decontaminate import EvaluationPrompts
 
 PROMPTS: Final = "prompts.jsonl"
 MADE: Final = "prompts.made.json"
@@ -36,9 +36,9 @@ _SAVED_EVERY: Final = 10.0
 class SyntheticPrompts:
     """What a folder holds of prompts that its target made."""
 
-    prompts: tuple[Prompt, ...] = ()
+    prompts: tuple[TrainingPrompt, ...] = ()
     """In the order they were made."""
-    others: tuple[Prompt, ...] = ()
+    others: tuple[TrainingPrompt, ...] = ()
     """Prompts behind them in the same file, which somebody else put there."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What made them."""
@@ -62,11 +62,11 @@ class SyntheticPrompts:
             ConfigError: naming the option that differs, or the target if more are to be made.
         """
         for name, value in _deciding(config).items():
-            if (found := self.facts.get(name, value)) != value:
+            if (earlier := self.facts.get(name, value)) != value:
                 flag = f"--prompt-{name.replace('_', '-')}"
                 raise ConfigError(
-                    f"the prompts in {folder / PROMPTS} were made with {flag} {found}, and now it is {value}; give "
-                    f"{flag} {found}, or another --data-folder"
+                    f"the prompts in {folder / PROMPTS} were made with {flag} {earlier}, and now it is {value}; give "
+                    f"{flag} {earlier}, or another --data-folder"
                 )
         before = self.facts.get(_TARGET, target)
         if count > len(self.prompts) and target and before != target:
@@ -82,32 +82,32 @@ def prompt_options(folder: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the account of them is damaged.
     """
-    found = _facts(folder / MADE)
-    return {name: found[name] for name in _deciding(SynthesisConfig()) if name in found}
+    facts = _facts(folder / MADE)
+    return {name: facts[name] for name in _deciding(SynthesisConfig()) if name in facts}
 
 
-def read_cached(paths: Sequence[Path]) -> list[Prompt]:
-    """What :func:`~outrider.train.data.prompts.read_prompts` reads, kept for as long as no file changes.
+def read_cached(paths: Sequence[Path]) -> list[TrainingPrompt]:
+    """What :func:`~outrider.train.data.prompts.training_prompts` reads, kept for as long as no file changes.
 
     Raises:
         ConfigError: a file cannot be read, is empty, or holds prompts that heads are measured on.
     """
-    found = {prompt.key: prompt for path in paths for prompt in _read(path, *_stamp(path))}
-    return list(found.values())
+    prompts = {prompt.key: prompt for path in paths for prompt in _read(path, *_stamp(path))}
+    return list(prompts.values())
 
 
 @lru_cache(maxsize=16)
-def _read(path: Path, changed: int, size: int) -> tuple[Prompt, ...]:
-    return tuple(read_prompts([path]))
+def _read(path: Path, changed: int, size: int) -> tuple[TrainingPrompt, ...]:
+    return tuple(training_prompts([path]))
 
 
 def _stamp(path: Path) -> tuple[int, int]:
     """When a file was last changed, and its size; zeros where there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 def synthesise_prompts(
@@ -118,8 +118,8 @@ def synthesise_prompts(
     *,
     target: str = "",
     console: Console | None = None,
-    held_out: HeldOut | None = None,
-) -> list[Prompt]:
+    held_out: EvaluationPrompts | None = None,
+) -> list[TrainingPrompt]:
     """Have the target make prompts until a folder holds so many of them; the file is kept up to date meanwhile.
 
     Args:
@@ -166,7 +166,7 @@ def synthesise_prompts(
     return synthesis.made
 
 
-def _save(folder: Path, synthesis: Synthesis, others: Sequence[Prompt], facts: Mapping[str, Any]) -> None:
+def _save(folder: Path, synthesis: Synthesis, others: Sequence[TrainingPrompt], facts: Mapping[str, Any]) -> None:
     """Write the prompts, then how many of them count, so that prompts of a save that was cut short are made again."""
     keys = {prompt.key for prompt in synthesis.made}
     path = folder / PROMPTS
@@ -190,12 +190,12 @@ def _facts(path: Path) -> Mapping[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict) or not isinstance(found.get(_COUNT), int):
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(facts, dict) or not isinstance(facts.get(_COUNT), int):
             raise ValueError
     except (OSError, ValueError):
         raise ConfigError(
             f"{path} is damaged, so it does not tell how the prompts beside it were made; remove it, and they are kept "
             "like prompts of your own"
         ) from None
-    return found
+    return facts

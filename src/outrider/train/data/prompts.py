@@ -1,4 +1,4 @@
-"""Prompts to train on: read from files, refused where the evaluation prompts are among them."""
+"""Prompts to train on, read from files; evaluation prompts among them are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.errors import ConfigError
 from outrider.files import write_whole
 from outrider.prompts import read
 from outrider.prompts.prompt import USER
-from outrider.train.data.decontaminate import HeldOut, evaluation_prompts
+from outrider.train.data.decontaminate import EvaluationPrompts, evaluation_prompts
 
 if TYPE_CHECKING:
     from outrider.models.files.tokenizer import Tokenizer
@@ -24,8 +24,8 @@ VALIDATION_SHARE: Final = 0.03
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """What the target is to answer: a conversation that ends with the user, or bare text that it goes on with."""
+class TrainingPrompt:
+    """A prompt for the target: a conversation that ends with the user, or bare text to continue."""
 
     messages: tuple[tuple[str, str], ...] = ()
     """Role and content of each turn."""
@@ -33,7 +33,7 @@ class Prompt:
     """Used where there are no messages."""
 
     @classmethod
-    def asked(cls, question: str) -> Prompt:
+    def asked(cls, question: str) -> TrainingPrompt:
         """A conversation of one question."""
         return cls(messages=((USER, question),))
 
@@ -53,7 +53,7 @@ class Prompt:
         return int(self.key[:8], 16) < VALIDATION_SHARE * 2**32
 
     def to_dict(self) -> dict[str, Any]:
-        """What :func:`read_prompts` reads."""
+        """What :func:`training_prompts` reads."""
         if not self.messages:
             return {"text": self.text}
         return {"messages": [{"role": role, "content": content} for role, content in self.messages]}
@@ -68,8 +68,8 @@ class Prompt:
         return tokenizer.encode(tokenizer.apply_chat_template(turns), add_special_tokens=False)
 
 
-def read_prompts(paths: Sequence[Path], held_out: HeldOut | None = None) -> list[Prompt]:
-    """The prompts of files, each once: conversations whole, but for an answer at the end, which the target gives.
+def training_prompts(paths: Sequence[Path], held_out: EvaluationPrompts | None = None) -> list[TrainingPrompt]:
+    """The prompts of files, each once; of a conversation that ends with an answer, the part before it.
 
     Args:
         paths: see :func:`outrider.prompts.read`.
@@ -80,14 +80,14 @@ def read_prompts(paths: Sequence[Path], held_out: HeldOut | None = None) -> list
             are named.
     """
     refused = evaluation_prompts() if held_out is None else held_out
-    prompts: dict[str, Prompt] = {}
+    prompts: dict[str, TrainingPrompt] = {}
     for path in paths:
-        for found in read(path):
-            prompt = Prompt(found.unanswered, found.text)
+        for listed in read(path):
+            prompt = TrainingPrompt(listed.unanswered, listed.text)
             for part in prompt.parts:
                 if (words := refused.found_in(part)) is not None:
                     raise ConfigError(
-                        f"{found.place} holds the words {words!r} of an evaluation prompt, and what is measured may "
+                        f"{listed.place} holds the words {words!r} of an evaluation prompt, and what is measured may "
                         "not be trained on; take the line out"
                     )
             prompts[prompt.key] = prompt
@@ -96,7 +96,7 @@ def read_prompts(paths: Sequence[Path], held_out: HeldOut | None = None) -> list
     return list(prompts.values())
 
 
-def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
-    """Write prompts as :func:`read_prompts` reads them; the file is whole or not there."""
+def write_prompts(path: Path, prompts: Iterable[TrainingPrompt]) -> None:
+    """Write prompts as :func:`training_prompts` reads them; the file is whole or not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, "".join(json.dumps(prompt.to_dict(), ensure_ascii=False) + "\n" for prompt in prompts))

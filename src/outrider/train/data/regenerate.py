@@ -1,4 +1,4 @@
-"""The target's own answers, in a file that grows line by line and is taken up again after any end."""
+"""The target's own answers, in a file that grows line by line and is continued after an interruption."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outrider.options import check_options, option
 from outrider.sampling.params import SamplingParams
 from outrider.train.bars import bar
 from outrider.train.data.example import Example
-from outrider.train.data.prompts import Prompt
+from outrider.train.data.prompts import TrainingPrompt
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,11 +51,10 @@ class AnswerConfig:
     seed: int = option(0, "Of everything that is drawn.")
 
     def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
         check_options(self)
 
-    def params(self, prompt: Prompt) -> SamplingParams:
-        """How one prompt is answered: a function of the prompt and the seed, whenever and beside whatever it is."""
+    def params(self, prompt: TrainingPrompt) -> SamplingParams:
+        """How one prompt is answered: a function of the prompt and the seed alone."""
         dice = random.Random(f"{self.seed} {prompt.key}")
         greedy = dice.random() < self.greedy_share
         return SamplingParams(
@@ -68,7 +67,7 @@ class AnswerConfig:
 
 @dataclass
 class AnswerReport:
-    """What a run of answers came to."""
+    """Counts of a run of answers."""
 
     answers: int = 0
     tokens: int = 0
@@ -96,7 +95,6 @@ class AnswerReport:
         self.ended += ended
 
     def __str__(self) -> str:
-        """One line to print."""
         each = max(1, self.answers)
         too_long = f"; {self.left_out:,} prompts were too long" if self.left_out else ""
         if not self.answers:
@@ -108,8 +106,8 @@ class AnswerReport:
 
 
 def answers(
-    llm: LLM, prompts: Iterable[Prompt], config: AnswerConfig
-) -> Generator[tuple[Prompt, Example | None, bool], None, None]:
+    llm: LLM, prompts: Iterable[TrainingPrompt], config: AnswerConfig
+) -> Generator[tuple[TrainingPrompt, Example | None, bool], None, None]:
     """Answer prompts.
 
     Args:
@@ -123,9 +121,9 @@ def answers(
     """
     assert llm.tokenizer is not None
     tokenizer = llm.tokenizer
-    too_long: list[Prompt] = []
+    too_long: list[TrainingPrompt] = []
 
-    def fitting() -> Iterator[tuple[tuple[Prompt, list[int]], Wish]]:
+    def fitting() -> Iterator[tuple[tuple[TrainingPrompt, list[int]], Wish]]:
         for prompt in prompts:
             tokens = prompt.encode(tokenizer)
             if len(tokens) > config.longest_prompt:
@@ -146,7 +144,7 @@ def answers(
 
 
 class AnswerFile:
-    """Answers as JSON lines, the first of which tells what made them.
+    """Answers as JSON lines; the first says how they were made.
 
     Args:
         path: the file; it and its folder are made where they are missing.
@@ -171,7 +169,7 @@ class AnswerFile:
         self.keys = {line["key"] for line in lines[1:]}
         """Prompts that are answered."""
 
-    def append(self, prompt: Prompt, example: Example | None, *, ended: bool) -> None:
+    def append(self, prompt: TrainingPrompt, example: Example | None, *, ended: bool) -> None:
         """Write one answer, whole and at once."""
         line: dict[str, Any] = {"key": prompt.key, "validation": prompt.for_validation}
         if example is not None:
@@ -184,7 +182,7 @@ class AnswerFile:
         self.keys.add(prompt.key)
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._file.close()
 
     def _write(self, value: dict[str, Any]) -> None:
@@ -194,14 +192,14 @@ class AnswerFile:
 
 def regenerate(
     llm: LLM,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[TrainingPrompt],
     path: Path,
     config: AnswerConfig | None = None,
     *,
     target: str = "",
     console: Console | None = None,
     on_progress: Callable[[AnswerReport], None] | None = None,
-    on_answer: Callable[[Prompt, Example], None] = lambda prompt, example: None,
+    on_answer: Callable[[TrainingPrompt, Example], None] = lambda prompt, example: None,
 ) -> AnswerReport:
     """Answer the prompts that a file has no answers for yet.
 
@@ -212,7 +210,7 @@ def regenerate(
         config: how; None takes the defaults.
         target: the target's name, for the file's first line.
         console: where a progress bar with tokens per second goes.
-        on_progress: told the counts after every answer.
+        on_progress: called with the counts after every answer.
         on_answer: given every answer, once it is in the file.
 
     Returns:
@@ -282,7 +280,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Take off what a sudden end has left of a line, so that the next one begins on its own."""
+    """Remove an unfinished last line, which a sudden end leaves."""
     if not path.exists():
         return
     with path.open("r+b") as file:
@@ -325,10 +323,10 @@ def _deciding(config: AnswerConfig) -> dict[str, Any]:
     return {name: value for name, value in asdict(config).items() if name != "abreast"}
 
 
-def _check_facts(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _check_facts(path: Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
     options = AnswerConfig.__dataclass_fields__
     for name, value in wanted.items():
-        if (before := found.get(name)) == value:
+        if (before := known.get(name)) == value:
             continue
         if name in options:
             flag = f"--answer-{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""Prompts from nothing: the target thinks of questions, and forms filled with words ask the rest.
+"""Synthetic prompts: the target samples questions, and templates filled with words ask the rest.
 
 A target writes a user's turn when its chat template is given up to where that turn begins (Magpie, Xu et al. 2024).
 System messages on many subjects make it ask about all of them, code as well as chat.
@@ -19,9 +19,9 @@ from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError, ModelError, RequestError
 from outrider.options import check_options, option
 from outrider.sampling.params import SamplingParams
-from outrider.train.data.decontaminate import HeldOut, evaluation_prompts, words
-from outrider.train.data.prompts import Prompt
-from outrider.train.data.tasks import Kind, tasks
+from outrider.train.data.decontaminate import EvaluationPrompts, evaluation_prompts, words
+from outrider.train.data.prompts import TrainingPrompt
+from outrider.train.data.templates import Kind, templates
 
 if TYPE_CHECKING:
     from outrider.completion import Choice
@@ -53,23 +53,22 @@ class SynthesisConfig:
     seed: int = option(0, "Of everything that is drawn.")
 
     def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
         check_options(self)
 
 
 @dataclass
 class Sieve:
-    """Lets each prompt through once, and none that is an evaluation prompt; counts what it holds back, and why."""
+    """Filters prompts: drops repeats, near duplicates and evaluation prompts, and counts them by reason."""
 
     config: SynthesisConfig
-    held_out: HeldOut
+    held_out: EvaluationPrompts
     dropped: Counter[str] = field(default_factory=Counter)
     """Prompts held back, by reason."""
     _texts: set[str] = field(default_factory=set)
     _runs: set[int] = field(default_factory=set)
 
     def add(self, text: str) -> None:
-        """Know a prompt that was taken before."""
+        """Remember a prompt that was taken before."""
         plain, runs = _plain(text)
         self._texts.add(plain)
         self._runs |= runs
@@ -105,7 +104,7 @@ def _plain(text: str) -> tuple[str, set[int]]:
 
 @dataclass(frozen=True)
 class Cell:
-    """A part of all prompts: of one kind, from forms or sampled."""
+    """A category of prompts: of one kind, from templates or sampled."""
 
     kind: Kind
     sampled: bool
@@ -125,7 +124,7 @@ def shares(count: int, config: SynthesisConfig) -> dict[Cell, int]:
 
 
 class Synthesis:
-    """Prompts one after another, in an order that mixes all kinds.
+    """Makes prompts one after another, in an order that mixes all kinds.
 
     Each is a function of the config and of those before it, so that more of them begin with the same ones: the texts
     that a part of the prompts tries are numbered, and what number ``n`` holds depends on ``n`` and the seed alone.
@@ -144,9 +143,9 @@ class Synthesis:
         llm: LLM,
         config: SynthesisConfig,
         *,
-        before: Iterable[Prompt] = (),
+        before: Iterable[TrainingPrompt] = (),
         tried: Mapping[str, int] | None = None,
-        held_out: HeldOut | None = None,
+        held_out: EvaluationPrompts | None = None,
         tell: Callable[[int], None] = lambda sampled: None,
     ) -> None:
         self._llm, self._config, self._tell = llm, config, tell
@@ -164,7 +163,7 @@ class Synthesis:
         """How many texts were dropped, by reason."""
         return self._sieve.dropped
 
-    def up_to(self, count: int) -> Generator[Prompt, None, None]:
+    def up_to(self, count: int) -> Generator[TrainingPrompt, None, None]:
         """Make prompts until there are so many; each is in ``made`` when it is handed out.
 
         Raises:
@@ -176,7 +175,7 @@ class Synthesis:
             while (number := len(self.made)) < count:
                 done, due = (shares(total, self._config) for total in (number, number + 1))
                 cell = next(cell for cell in due if due[cell] > done[cell])
-                self.made.append(Prompt.asked(self._next(cell, done[cell], wanted[cell], sampler)))
+                self.made.append(TrainingPrompt.asked(self._next(cell, done[cell], wanted[cell], sampler)))
                 yield self.made[-1]
 
     def _next(self, cell: Cell, done: int, wanted: int, sampler: _Sampler) -> str:
@@ -187,14 +186,14 @@ class Synthesis:
             text = sampler.text(cell.kind, number) if cell.sampled else self._filled(cell, number)
             self.tried[name] += 1
             if text is not None and self._sieve.passes(text, near=cell.sampled):
-                sampler.found(cell)
+                sampler.taken(cell)
                 return text
         raise ConfigError(
             f"of {most} {cell.kind} prompts only {done} differed, and {wanted} were asked for; ask for fewer"
         )
 
     def _filled(self, cell: Cell, number: int) -> str:
-        return tasks().question(cell.kind, random.Random(f"{self._config.seed} {cell} {number}"))
+        return templates().question(cell.kind, random.Random(f"{self._config.seed} {cell} {number}"))
 
 
 class _Sampler:
@@ -224,8 +223,8 @@ class _Sampler:
         """End the turns that nobody waits for any more."""
         self._stream.close()
 
-    def found(self, cell: Cell) -> None:
-        """A prompt of a part was found: fewer of it are wanted."""
+    def taken(self, cell: Cell) -> None:
+        """Count a prompt of a part that was taken: fewer of it are wanted."""
         if cell.sampled:
             self._left[cell] -= 1
 
@@ -274,7 +273,7 @@ class _Sampler:
                 stop=turn.stop,
                 stop_token_ids=turn.stop_token_ids,
             )
-            yield (cell.kind, number), (turn.opening(tasks().system(cell.kind, dice)), params)
+            yield (cell.kind, number), (turn.opening(templates().system(cell.kind, dice)), params)
 
 
 def in_words(dropped: Mapping[str, int]) -> str:

@@ -79,7 +79,6 @@ class Evaluation:
         }
 
     def __str__(self) -> str:
-        """One line to print."""
         ends = f" ({self.length_interval})" if self.length_interval else ""
         by_position = " ".join(f"{rate:.3f}" for rate in self.rates)
         return f"{self.tokens:>12,} tokens · held-out τ {self.length:.3f}{ends} · α by position {by_position}"

@@ -1,4 +1,4 @@
-"""How far other held-out texts might move a figure: 95 % intervals of τ, of α and of what training has changed.
+"""Confidence intervals over held-out texts: 95 % intervals of τ, of α and of what training has changed.
 
 Texts are drawn anew with all their counts (bootstrap); figures of two evaluations are compared on the same draws.  Few
 texts spread less than what they come from, so the ends are taken further out: Hesterberg 2015, "What Teachers Should
@@ -65,16 +65,16 @@ class Counts:
 
     def lengths(self, weights: np.ndarray) -> np.ndarray:
         """τ under weights of texts [..., texts]: [...]."""
-        found: np.ndarray = 1.0 + np.cumprod(self.rates(weights), -1).sum(-1)
-        return found
+        lengths: np.ndarray = 1.0 + np.cumprod(self.rates(weights), -1).sum(-1)
+        return lengths
 
 
 def length_interval(counts: Counts) -> Interval | None:
     """τ with its interval; None of fewer than four texts."""
     if not counts.enough:
         return None
-    return spread(
-        float(counts.lengths(_every(counts))), counts.lengths(draws(len(counts.accepted))), len(counts.accepted)
+    return interval_of(
+        float(counts.lengths(_every(counts))), counts.lengths(resamples(len(counts.accepted))), len(counts.accepted)
     )
 
 
@@ -82,23 +82,23 @@ def rate_intervals(counts: Counts) -> list[Interval] | None:
     """α of each depth with its interval; None of fewer than four texts."""
     if not counts.enough:
         return None
-    values, drawn = counts.rates(_every(counts)), counts.rates(draws(len(counts.accepted)))
-    return [spread(value, column, len(counts.accepted)) for value, column in zip(values, drawn.T, strict=True)]
+    values, drawn = counts.rates(_every(counts)), counts.rates(resamples(len(counts.accepted)))
+    return [interval_of(value, column, len(counts.accepted)) for value, column in zip(values, drawn.T, strict=True)]
 
 
 def gain(before: Counts, after: Counts) -> Interval | None:
     """How far τ rose between two evaluations by the same texts; None of fewer than four, or where the texts differ."""
     if not before.enough or len(before.accepted) != len(after.accepted):
         return None
-    every, drawn = _every(before), draws(len(before.accepted))
-    return spread(
+    every, drawn = _every(before), resamples(len(before.accepted))
+    return interval_of(
         float(after.lengths(every) - before.lengths(every)),
         after.lengths(drawn) - before.lengths(drawn),
         len(before.accepted),
     )
 
 
-def spread(value: float, drawn: np.ndarray, texts: int) -> Interval:
+def interval_of(value: float, drawn: np.ndarray, texts: int) -> Interval:
     """The interval of a figure that was computed of draws of so many texts."""
     outside = _outside(texts)
     low, high = np.quantile(drawn, [outside, 1.0 - outside])
@@ -106,8 +106,8 @@ def spread(value: float, drawn: np.ndarray, texts: int) -> Interval:
 
 
 @lru_cache(maxsize=4)
-def draws(texts: int) -> np.ndarray:
-    """How often each text is drawn, the same whoever asks: [draws, texts]."""
+def resamples(texts: int) -> np.ndarray:
+    """How often each text is drawn in each bootstrap resample, the same in every call: [resamples, texts]."""
     dice = np.random.default_rng(0)
     return dice.multinomial(texts, np.full(texts, 1.0 / texts), _RESAMPLES).astype(np.float64)
 

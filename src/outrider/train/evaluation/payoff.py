@@ -54,7 +54,7 @@ def compare(
     Args:
         arms: by name; the first is what the others are compared with.
         prompts: token ids.
-        tick: told how many prompts are done.
+        tick: called with how many prompts are done.
     """
     params = SamplingParams(max_tokens=TOKENS)
     seconds: dict[str, list[float]] = {name: [] for name in arms}

@@ -142,27 +142,8 @@ class Position(NamedTuple):
     batch: int = 0
 
 
-class BatchStream(Protocol):
-    """What the loop reads: batches without end, from a place that can be kept and found again."""
-
-    position: Position
-    """Where the next batch is read; may be set to a place it once had."""
-
-    def __iter__(self) -> Iterator[Batch]:
-        """The stream itself."""
-        ...
-
-    def __next__(self) -> Batch:
-        """The next batch."""
-        ...
-
-    def skip(self) -> None:
-        """Pass over a batch, which another worker takes."""
-        ...
-
-
 class Batches:
-    """Every text of some shards once per epoch.
+    """Batches without end, from a position that can be kept and returned to: every text of some shards once per epoch.
 
     An epoch's shards are shuffled and read ``window`` at a time; texts are shuffled within a window.  So memory holds
     one window, and a place is found again by reading one.
@@ -170,16 +151,16 @@ class Batches:
 
     def __init__(self, shards: Shards, shape: BatchShape, *, seed: int, window: int = 4) -> None:
         self.position = Position()
+        """Where the next batch is read; may be set to a position it once had."""
         self._shards, self._shape, self._seed, self._window = shards, shape, seed, window
         self._groups: list[list[Captured]] = []
         self._read: tuple[int, int] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        """See :class:`BatchStream`."""
         return self
 
     def __next__(self) -> Batch:
-        """See :class:`BatchStream`.
+        """The next batch.
 
         Raises:
             ConfigError: no text of an epoch has an answer to learn from.
@@ -190,7 +171,7 @@ class Batches:
         return self._shape.pad(self._groups[after - 1], seed)
 
     def skip(self) -> None:
-        """See :class:`BatchStream`."""
+        """Pass over a batch, which another worker takes."""
         barren = 0
         while barren < 2:  # an epoch may end with nothing, but not begin and end so
             epoch, window, index = self.position
@@ -242,7 +223,7 @@ def _evened(texts: list[Captured], shape: BatchShape) -> Iterator[list[Captured]
 
 
 def held_out_batches(texts: Iterable[Captured], shape: BatchShape) -> list[Batch]:
-    """The same batches each time, to judge a head by.
+    """Batches of held-out texts, the same each time.
 
     Raises:
         ConfigError: no text has an answer to be judged on.

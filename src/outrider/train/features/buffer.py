@@ -1,6 +1,6 @@
 """Captured hidden rows on disk: as many bytes as are allowed, never half a shard.
 
-A folder of safetensors shards and an index that tells of each its size, its checksum and the texts in it.  A shard is
+A folder of safetensors shards and an index of their sizes, checksums and texts.  A shard is
 written beside its place, then moved there, then entered in the index, so that a sudden end loses only what was still in
 memory.  Texts are read in the order of their keys, whichever shards they lie in.
 """
@@ -118,7 +118,7 @@ class FeatureBuffer:
 
     @property
     def row_bytes(self) -> int:
-        """See :func:`row_bytes`."""
+        """Bytes of one token."""
         return row_bytes(self.width, self.layers)
 
     @property
@@ -294,11 +294,11 @@ class FeatureBuffer:
         if (reason := self._wrong_size(shard)) is not None:
             return reason
         try:
-            found = _checksum(self.folder / shard.name)
+            checksum = _checksum(self.folder / shard.name)
         except OSError as error:
             return f"it cannot be read ({error})"
-        if found != shard.checksum:
-            return f"its checksum is {found:08x} and should be {shard.checksum:08x}"
+        if checksum != shard.checksum:
+            return f"its checksum is {checksum:08x} and should be {shard.checksum:08x}"
         self._checked.add(shard.name)
         return None
 
@@ -349,15 +349,15 @@ def halves(layer: int, rows: torch.Tensor) -> torch.Tensor:
     Raises:
         NumericsError: a row holds something that is no number.
     """
-    found = rows.detach().clamp(_HALF.min, _HALF.max).to("cpu", torch.float16)
-    if torch.isnan(found).any():
+    half = rows.detach().clamp(_HALF.min, _HALF.max).to("cpu", torch.float16)
+    if torch.isnan(half).any():
         raise NumericsError(f"the target's hidden rows of layer {layer} are not numbers, so nothing can be learned")
-    return found
+    return half
 
 
 def _checksum(path: Path) -> int:
-    found = 0
+    checksum = 0
     with path.open("rb", buffering=0) as file:
         while piece := file.read(_CHUNK):
-            found = zlib.crc32(piece, found)
-    return found
+            checksum = zlib.crc32(piece, checksum)
+    return checksum

@@ -38,7 +38,6 @@ class CaptureReport:
     seconds: float
 
     def __str__(self) -> str:
-        """One line to print."""
         made = (
             f"{self.texts:,} computed now, {self.rows:,} rows in {self.seconds:.0f} s"
             if self.texts

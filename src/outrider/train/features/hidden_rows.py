@@ -11,7 +11,7 @@ from rich.console import Console
 from outrider.llm import LLM
 from outrider.models.base import TargetModel
 from outrider.train.data.example import Example
-from outrider.train.data.prompts import Prompt
+from outrider.train.data.prompts import TrainingPrompt
 from outrider.train.features.buffer import FeatureBuffer
 from outrider.train.features.capture import capture, captured_layers
 from outrider.train.features.recording import Recorder, watched
@@ -62,7 +62,7 @@ class HiddenRows:
         """The same target, whose answers :meth:`keep` then knows the rows of."""
         return watched(llm, self._recorder)
 
-    def keep(self, prompt: Prompt, example: Example) -> None:
+    def keep(self, prompt: TrainingPrompt, example: Example) -> None:
         """Take in the rows of an answer that has just ended, if there is room for them."""
         text, buffer = self._recorder.take(example), self._buffers[prompt.for_validation]
         full = prompt.for_validation and len(buffer.keys) >= self._held_out

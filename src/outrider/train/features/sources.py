@@ -15,7 +15,7 @@ from outrider.train.features.recording import Recorder, watched
 if TYPE_CHECKING:
     from outrider.llm import LLM
     from outrider.models.base import TargetModel
-    from outrider.train.data.prompts import Prompt
+    from outrider.train.data.prompts import TrainingPrompt
 
 
 class Streamed:
@@ -81,7 +81,7 @@ class Online:
     def __init__(
         self,
         llm: LLM,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[TrainingPrompt],
         config: AnswerConfig,
         layers: Sequence[int],
         piece_bytes: int = SHARD_BYTES,

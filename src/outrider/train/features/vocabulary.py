@@ -28,7 +28,6 @@ class DraftVocabulary:
         return self.covered / max(1, self.total)
 
     def __str__(self) -> str:
-        """One line to print."""
         return f"draft vocabulary: {len(self.ids):,} tokens cover {self.coverage:.2%} of {self.total:,} answer tokens"
 
 
@@ -58,7 +57,7 @@ def draft_vocabulary(
     return DraftVocabulary(torch.tensor(ids), sum(counts[token] for token in ids), counts.total())
 
 
-def places(ids: torch.Tensor | None, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def draft_columns(ids: torch.Tensor | None, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Where target tokens stand in a draft vocabulary.
 
     Args:

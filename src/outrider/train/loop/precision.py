@@ -28,7 +28,6 @@ class PrecisionTimes:
         return min(self.seconds, key=lambda name: self.seconds[name])
 
     def __str__(self) -> str:
-        """One line to print."""
         tried = ", ".join(f"{name} {seconds * 1000:.0f} ms" for name, seconds in self.seconds.items())
         return f"precision: {self.fastest} (a step takes: {tried})"
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from outrider.errors import TrainingError
 from outrider.train.evaluation.held_out import Evaluation, evaluate, with_best_tokens
 from outrider.train.evaluation.intervals import gain
-from outrider.train.features.batches import Batch, BatchStream, Position
+from outrider.train.features.batches import Batch, Batches, Position
 from outrider.train.features.teacher import Teacher
 from outrider.train.loop.precision import computing_in, time_precisions
 from outrider.train.loop.resume import (
@@ -35,7 +35,7 @@ from outrider.train.loop.resume import (
     load_state,
     save_state,
 )
-from outrider.train.loop.workers import Alone, Workers, repeatable
+from outrider.train.loop.workers import Workers, repeatable
 from outrider.train.recipes.base import Acceptance, LossReport, Recipe, mean_parts
 from outrider.train.report.findings import Findings
 from outrider.train.report.progress import LiveProgress
@@ -84,7 +84,7 @@ class Task:
     head: Any
     """The head before its first step; a state found in the folder replaces its weights."""
     teacher: Teacher
-    stream: BatchStream
+    stream: Batches
     held_out: Sequence[Batch]
     facts: Mapping[str, object] = field(default_factory=dict)
     """What else decides the weights, such as a name of the texts: a training begun on others cannot be gone on with."""
@@ -114,7 +114,7 @@ class Training:
             console: where to print; None is silent.
         """
         self._recipe, self._teacher, self._stream, self._settings = task.recipe, task.teacher, task.stream, settings
-        self._workers = workers or Alone()
+        self._workers = workers or Workers()
         self._folder, self._console = folder, console if self._workers.rank == 0 else None
         self._head = task.head.to(self._workers.device)
         self._held_out, self._facts, self._target_name = task.held_out, task.facts, task.target_name

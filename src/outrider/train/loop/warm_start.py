@@ -52,7 +52,7 @@ def check_start(recipe: Recipe, start: str, output: Path, target: TargetModel) -
 
 def networks(recipe: Recipe) -> int:
     """How many networks a training makes, one after another."""
-    return next(number for number in count(1) if recipe.after([None] * number) is None)
+    return next(number for number in count(1) if recipe.next_stage([None] * number) is None)
 
 
 def start_facts(recipe: Recipe, start: str, target: TargetModel) -> dict[str, object]:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from filelock import FileLock, Timeout
@@ -20,64 +20,42 @@ _PATIENCE: Final = timedelta(days=7)
 _LOCK: Final = ".lock"
 
 
-class Workers(Protocol):
-    """The processes of a training; sums over them and the files of number 0 are all they exchange."""
+class Workers:
+    """The processes of a training: this one alone.  Sums over them and the files of number 0 are all they exchange."""
 
-    rank: int
-    """Which of them this is; number 0 judges, writes and prints."""
-    count: int
-    device: torch.device
-
-    def total(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of a tensor over all of them, the same bits on each."""
-        ...
-
-    def first_alone(self) -> AbstractContextManager[None]:
-        """A block that number 0 goes through before any other begins it, and leaves files for the others."""
-        ...
-
-    def meet(self) -> None:
-        """Wait until all have come here."""
-        ...
-
-
-class Alone:
-    """One process."""
-
-    rank, count = 0, 1
+    rank = 0
+    """Which of them this is; number 0 evaluates, writes and prints."""
+    count = 1
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cpu")
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
-        """See :class:`Workers`."""
+        """The sum of a tensor over all of them, the same bits on each."""
         return values
 
     def first_alone(self) -> AbstractContextManager[None]:
-        """See :class:`Workers`."""
+        """A block that number 0 completes before any other begins it, so that it can leave files for the others."""
         return nullcontext()
 
     def meet(self) -> None:
-        """See :class:`Workers`."""
+        """Wait until all have come here."""
 
 
-class Together:
+class LaunchedWorkers(Workers):
     """Several processes started by ``accelerate launch``, one per device."""
 
     def __init__(self, accelerator: Any) -> None:
+        super().__init__(accelerator.device)
         self._accelerator = accelerator
-        self.rank: int = accelerator.process_index
-        self.count: int = accelerator.num_processes
-        self.device: torch.device = accelerator.device
+        self.rank, self.count = accelerator.process_index, accelerator.num_processes
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
-        """See :class:`Workers`."""
         summed: torch.Tensor = self._accelerator.reduce(values, reduction="sum")
         return summed
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
-        """See :class:`Workers`."""
         if self.rank:
             self.meet()
         try:
@@ -87,7 +65,6 @@ class Together:
                 self.meet()
 
     def meet(self) -> None:
-        """See :class:`Workers`."""
         self._accelerator.wait_for_everyone()
 
 
@@ -102,16 +79,16 @@ def workers(device: torch.device | None = None) -> Workers:
     Raises:
         ConfigError: several were started, but accelerate cannot be imported.
     """
-    return Alone(device) if int(os.environ.get("WORLD_SIZE", "1")) < 2 else _together()
+    return Workers(device) if int(os.environ.get("WORLD_SIZE", "1")) < 2 else _launched()
 
 
 @cache
-def _together() -> Together:
+def _launched() -> LaunchedWorkers:
     try:
         from accelerate import Accelerator, InitProcessGroupKwargs
     except ImportError:
         raise ConfigError("training in several processes needs accelerate: pip install accelerate") from None
-    return Together(Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=_PATIENCE)]))
+    return LaunchedWorkers(Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=_PATIENCE)]))
 
 
 def repeatable(device: torch.device) -> None:

@@ -23,15 +23,15 @@ def scaling_temperatures(logits: torch.Tensor, right: torch.Tensor) -> tuple[flo
         logits: [n, drafts], confidences before the sigmoid.
         right: bool [n, drafts], whether all drafts up to a slot were accepted.
     """
-    found: list[float] = []
+    settled: list[float] = []
     survival = torch.ones(len(logits))
     for slot in range(logits.shape[1]):
         tried = [survival * torch.sigmoid(logits[:, slot] / temperature) for temperature in _TEMPERATURES]
         errors = [calibration_error(chances, right[:, slot]) for chances in tried]
         best = min(range(len(errors)), key=errors.__getitem__)
-        found.append(_TEMPERATURES[best])
+        settled.append(_TEMPERATURES[best])
         survival = tried[best]
-    return tuple(found)
+    return tuple(settled)
 
 
 def calibration_error(chances: torch.Tensor, happened: torch.Tensor, bins: int = 15) -> float:

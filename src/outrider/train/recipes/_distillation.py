@@ -15,33 +15,29 @@ from outrider.config import Speculation
 from outrider.heads.checkpoint import TargetFacts
 from outrider.train.features.batches import Batch, shifted
 from outrider.train.features.teacher import Teacher
-from outrider.train.features.vocabulary import places
-from outrider.train.objectives.base import Objective
-from outrider.train.products import UNTRAINED
+from outrider.train.features.vocabulary import draft_columns
+from outrider.train.objectives import Objective
+from outrider.train.products import UNTRAINED, Product
 from outrider.train.recipes._small_decoder import SmallDecoder
 from outrider.train.recipes.base import LossReport
 
 _MADE: Final = "made.json"
 
 
-class DraftModelProduct:
+class DraftModelProduct(Product):
     """A model in transformers' own format: both backends, and other engines, load it like any other."""
 
     shows_untrained = True
     starts_from_heads = False
 
-    def place(self, output: Path, index: int) -> Path:
-        """See :class:`outrider.train.products.Product`."""
-        return output
-
-    def write(self, folder: Path, network: SmallDecoder, target: TargetFacts, told: Mapping[str, Any]) -> None:
-        """See :class:`outrider.train.products.Product`."""
+    def write(self, folder: Path, network: SmallDecoder, target: TargetFacts, made: Mapping[str, Any]) -> None:
+        """Write the model with the target's embeddings and tokenizer, and how it was made beside it."""
         network.write(folder)
-        made = {"target": dataclasses.asdict(target), "cut": dataclasses.asdict(network.cut), "training": dict(told)}
-        (folder / _MADE).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        facts = {"target": dataclasses.asdict(target), "cut": dataclasses.asdict(network.cut), "training": dict(made)}
+        (folder / _MADE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
     def arms(self, method: str, output: Path) -> dict[str, Speculation]:
-        """See :class:`outrider.train.products.Product`."""
+        """The model as it began and as it is now."""
         return {
             f"{method}, {UNTRAINED}": Speculation(method).drafting_with(output / UNTRAINED, "the draft model"),
             method: Speculation(method).drafting_with(output, "the draft model"),
@@ -101,7 +97,7 @@ def distillation_loss(
         others: tokens drawn beside a reduced vocabulary.
         weights: fp32 [B, T], how much each row counts; None is all alike.
     """
-    x, known = places(head.ids, batch.following(1))
+    x, known = draft_columns(head.ids, batch.following(1))
     counted = batch.mask & known if objective.reads_tokens else batch.mask
     shares = torch.ones_like(batch.mask, dtype=torch.float32) if weights is None else weights
     counted = counted & (shares > 0)

@@ -9,7 +9,7 @@ import torch
 
 from outrider.train.features.batches import Batch
 from outrider.train.features.teacher import Teacher
-from outrider.train.features.vocabulary import places
+from outrider.train.features.vocabulary import draft_columns
 from outrider.train.recipes._weighted_loss import WeightedLoss
 from outrider.train.recipes.base import (
     Acceptance,
@@ -44,7 +44,7 @@ def parallel_loss(recipe: Recipe, head: Any, batch: Batch, teacher: Teacher) -> 
     texts, rows = chosen.nonzero(as_tuple=True)
     logits, loss = head(batch.final[chosen]), WeightedLoss(recipe, counted, batch.final)
     for depth in range(len(counted)):
-        x, known = places(ids, batch.following(depth + 2)[chosen])
+        x, known = draft_columns(ids, batch.following(depth + 2)[chosen])
         kept = counted[depth][chosen] & known
         if not kept.any():
             continue

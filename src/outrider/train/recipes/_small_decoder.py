@@ -54,14 +54,14 @@ def parse_layers(text: str, layers: int) -> tuple[int, ...]:
         ConfigError: it is not such a text, or the target has no such layer.
     """
     try:
-        found = tuple(int(part) for part in text.split(","))
+        chosen = tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ConfigError(f"layers are named by numbers with commas between, such as 0,9,29, not {text!r}") from None
-    if list(found) != sorted(set(found)):
+    if list(chosen) != sorted(set(chosen)):
         raise ConfigError(f"layers must be named in rising order, each once, not {text!r}")
-    if wrong := [layer for layer in found if not 0 <= layer < layers]:
+    if wrong := [layer for layer in chosen if not 0 <= layer < layers]:
         raise ConfigError(f"there is no layer {wrong[0]} to keep: the target's are 0 to {layers - 1}")
-    return found
+    return chosen
 
 
 class SmallDecoder(torch.nn.Module):

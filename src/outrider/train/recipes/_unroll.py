@@ -40,7 +40,7 @@ class _Keys:
         self._turn, self._first = 0, False
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
-        """See :data:`outrider.heads.blocks.Attend`."""
+        """Attend to the first step's keys up to a row's own, and to its keys of the steps since."""
         group = query.shape[1] // key.shape[1]
         key, value = (part.repeat_interleave(group, 1) for part in (key, value))
         if self._first:

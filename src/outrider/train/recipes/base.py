@@ -20,8 +20,8 @@ import torch
 from outrider.errors import ConfigError
 from outrider.options import check_options
 from outrider.train.features.batches import Batch, shifted
-from outrider.train.objectives.base import Objective, make_objective
-from outrider.train.products import HeadProduct, Product
+from outrider.train.objectives import Objective, make_objective
+from outrider.train.products import Product
 
 if TYPE_CHECKING:
     from outrider.models.base import TargetModel
@@ -86,7 +86,6 @@ class Acceptance:
         return 1.0 + float(torch.cumprod(self.accepted.double() / self.tested.clamp(min=1), 0).sum())
 
     def __str__(self) -> str:
-        """One line to print."""
         return f"τ {self.accepted_length:.3f} · α by position {' '.join(f'{rate:.3f}' for rate in self.rates)}"
 
 
@@ -99,13 +98,12 @@ class Recipe(ABC):
 
     method: ClassVar[str]
     """The method whose drafter runs the head: the name of the recipe's file."""
-    product: ClassVar[Product] = HeadProduct()
+    product: ClassVar[Product] = Product()
     """What is written of a trained network."""
     objective: Any
     """Option: an objective's name, or a weighted sum of several."""
 
     def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
         check_options(self)
         make_objective(self.objective)
 
@@ -150,7 +148,7 @@ class Recipe(ABC):
         """
         return {}
 
-    def after(self, trained: Sequence[Any]) -> Recipe | None:
+    def next_stage(self, trained: Sequence[Any]) -> Recipe | None:
         """The recipe of the next network of several that are trained one after another, or None when all are.
 
         Args:
@@ -158,7 +156,9 @@ class Recipe(ABC):
         """
         return None if trained else self
 
-    def apart(self, heads: Sequence[Any], batches: Sequence[Batch], teacher: Teacher) -> Mapping[str, Acceptance]:
+    def acceptance_by_member(
+        self, heads: Sequence[Any], batches: Sequence[Batch], teacher: Teacher
+    ) -> Mapping[str, Acceptance]:
         """Held-out acceptance of several networks, by name: each alone and all together; empty for one."""
         return {}
 
@@ -222,8 +222,8 @@ def target_law(
 def drafted_tokens(head: Any, logits: torch.Tensor) -> torch.Tensor:
     """Target ids of a head's best guesses, of logits [..., v]: int64 [...]."""
     best = logits.argmax(-1)
-    found: torch.Tensor = best if head.ids is None else head.ids[best]
-    return found
+    tokens: torch.Tensor = best if head.ids is None else head.ids[best]
+    return tokens
 
 
 def starts(batch: Batch, depths: int) -> torch.Tensor:

@@ -41,5 +41,4 @@ class BlockwiseRecipe(Recipe):
         return parallel_loss(self, head, batch, teacher)
 
     def acceptance(self, head: BlockwiseHead, batch: Batch, teacher: Teacher) -> Acceptance:
-        """Held-out acceptance of the chain of best guesses."""
         return parallel_acceptance(head, batch, teacher, self.heads)

@@ -17,7 +17,7 @@ from outrider.errors import ConfigError
 from outrider.heads.dspark import CORRECTIONS, DSparkConfig, DSparkHead
 from outrider.options import option
 from outrider.train.features.batches import Batch, shifted
-from outrider.train.features.vocabulary import places
+from outrider.train.features.vocabulary import draft_columns
 from outrider.train.recipes._blocks import choose_starts, corrected, draft_blocks
 from outrider.train.recipes._calibration import Confidences, cross_validated_errors, scaling_temperatures
 from outrider.train.recipes._new_head import block_shape, draft_ids, new_head
@@ -62,7 +62,6 @@ class DSparkRecipe(Recipe):
     objective: str = option("0.1*cross_entropy+1.8*tv", "Objective; the paper's is 0.1 CE + 0.9 L1, and L1 is 2 TV.")
 
     def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
         super().__post_init__()
         Weights.of(self)
         if self.correction not in CORRECTIONS:
@@ -104,7 +103,7 @@ class DSparkRecipe(Recipe):
         counted = starts(batch, head.config.drafts)[:, texts, drafted.rows] & drafted.real
         loss = WeightedLoss(self, counted, batch.final)
         for slot in range(head.config.drafts):
-            x, known = places(head.ids, batch.following(slot + 2)[texts, drafted.rows])
+            x, known = draft_columns(head.ids, batch.following(slot + 2)[texts, drafted.rows])
             kept = counted[slot] & known
             if not kept.any():
                 continue
@@ -119,7 +118,6 @@ class DSparkRecipe(Recipe):
 
     @torch.no_grad()
     def acceptance(self, head: DSparkHead, batch: Batch, teacher: Teacher) -> Acceptance:
-        """Held-out acceptance of the chain of best guesses, from as many starts per text as training uses."""
         drafted = draft_blocks(head, batch, teacher, *choose_starts(batch, self.anchors))
         guesses = torch.full((head.config.drafts, *batch.tokens.shape), -1, device=batch.tokens.device)
         at = torch.zeros_like(batch.mask)

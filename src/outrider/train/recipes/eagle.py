@@ -63,5 +63,4 @@ class EagleRecipe(Recipe):
         return loss.report()
 
     def acceptance(self, head: EagleHead, batch: Batch, teacher: Teacher) -> Acceptance:
-        """Held-out acceptance of the chain of each step's best guess."""
         return unrolled_acceptance(head, batch, teacher, self.steps)

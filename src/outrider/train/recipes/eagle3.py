@@ -10,7 +10,7 @@ import torch
 from outrider.heads.eagle3 import Eagle3Config, Eagle3Head
 from outrider.options import option
 from outrider.train.features.batches import Batch
-from outrider.train.features.vocabulary import places
+from outrider.train.features.vocabulary import draft_columns
 from outrider.train.recipes._new_head import block_shape, draft_ids, new_head
 from outrider.train.recipes._unroll import unroll, unrolled_acceptance
 from outrider.train.recipes._weighted_loss import NAMES, WeightedLoss, Weights
@@ -37,7 +37,6 @@ class Eagle3Recipe(Recipe):
     objective: str = option("kl", "Objective, or a sum such as 0.1*cross_entropy+1.8*tv.")
 
     def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
         super().__post_init__()
         Weights.of(self)
 
@@ -58,7 +57,7 @@ class Eagle3Recipe(Recipe):
         loss = WeightedLoss(self, counted, batch.final)
         for depth, answers in enumerate(unroll(head, batch, teacher, self.steps)):
             texts, rows = counted[depth].nonzero(as_tuple=True)
-            x, known = places(head.ids, batch.following(depth + 2)[texts, rows])
+            x, known = draft_columns(head.ids, batch.following(depth + 2)[texts, rows])
             texts, rows, x = texts[known], rows[known], x[known]
             if not len(rows):
                 break
@@ -68,5 +67,4 @@ class Eagle3Recipe(Recipe):
         return loss.report()
 
     def acceptance(self, head: Eagle3Head, batch: Batch, teacher: Teacher) -> Acceptance:
-        """Held-out acceptance of the chain of each step's best guess."""
         return unrolled_acceptance(head, batch, teacher, self.steps)

@@ -43,7 +43,6 @@ class MedusaRecipe(Recipe):
         return parallel_loss(self, head, batch, teacher)
 
     def acceptance(self, head: MedusaHead, batch: Batch, teacher: Teacher) -> Acceptance:
-        """Held-out acceptance of the chain of each head's best guess."""
         return parallel_acceptance(head, batch, teacher, self.heads)
 
     def calibrate(self, head: MedusaHead, batches: Sequence[Batch], teacher: Teacher) -> Mapping[str, float]:

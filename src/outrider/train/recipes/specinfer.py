@@ -58,7 +58,7 @@ class SpecInferRecipe(SmallDecoderRecipe):
     )
     _earlier: ClassVar[tuple[SmallDecoder, ...]] = ()
 
-    def after(self, trained: Sequence[SmallDecoder]) -> SpecInferRecipe | None:
+    def next_stage(self, trained: Sequence[SmallDecoder]) -> SpecInferRecipe | None:
         """The next member, with those before it in mind."""
         if len(trained) >= self.members:
             return None
@@ -78,7 +78,7 @@ class SpecInferRecipe(SmallDecoderRecipe):
         """Held-out acceptance of the merged tree of all members so far."""
         return self._merged((*self._earlier, head), batch, teacher)
 
-    def apart(
+    def acceptance_by_member(
         self, heads: Sequence[SmallDecoder], batches: Sequence[Batch], teacher: Teacher
     ) -> Mapping[str, Acceptance]:
         """Held-out acceptance of each member alone, and of the merged tree of all."""

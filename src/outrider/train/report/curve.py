@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from outrider.train.evaluation.intervals import LEAST_TEXTS, Interval, draws, gain, spread
+from outrider.train.evaluation.intervals import LEAST_TEXTS, Interval, gain, interval_of, resamples
 
 if TYPE_CHECKING:
     from outrider.train.evaluation.held_out import Evaluation
@@ -37,11 +37,10 @@ class PowerLaw:
 
     @property
     def bends(self) -> bool:
-        """Whether the curve has begun to flatten; before that, a limit cannot be told from these points."""
+        """Whether the curve has begun to flatten; before that, these points say nothing of a limit."""
         return self.power > 2 * float(_POWERS[0])
 
     def __str__(self) -> str:
-        """One line to print."""
         flat = "" if self.bends else "; it has not bent yet, so the limit means nothing"
         return (
             f"τ(n) ≈ {self.limit:.3f} − {self.scale:.3g}·n^−{self.power:.3f} (rms {self.error:.3f}): "
@@ -51,7 +50,7 @@ class PowerLaw:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What more tokens would bring, or why that cannot be told."""
+    """What more tokens would bring, or why that is not known."""
 
     law: PowerLaw | None = None
     twice: Interval | None = None
@@ -60,13 +59,12 @@ class Outlook:
     """Why there is no law."""
 
     def __str__(self) -> str:
-        """One line to print."""
         if self.law is None:
             return self.reason
         return f"{self.law}" + (f"; 95 % interval at twice the tokens {self.twice}" if self.twice else "")
 
 
-class _Laws(NamedTuple):
+class _PowerLaws(NamedTuple):
     """The law nearest to each of several curves: [curves] each; where none was found ``error`` is infinite."""
 
     limit: np.ndarray
@@ -76,8 +74,8 @@ class _Laws(NamedTuple):
 
     def at(self, tokens: float) -> np.ndarray:
         """τ after so many tokens, in units of the last point's."""
-        found: np.ndarray = self.limit - self.scale * tokens**-self.power
-        return found
+        lengths: np.ndarray = self.limit - self.scale * tokens**-self.power
+        return lengths
 
 
 def fit(points: Sequence[tuple[int, float]], most: float = math.inf) -> PowerLaw | None:
@@ -93,8 +91,8 @@ def fit(points: Sequence[tuple[int, float]], most: float = math.inf) -> PowerLaw
     n, tau = np.array([point for point in points if point[0] > 0], dtype=np.float64).reshape(-1, 2).T
     if len(n) < LEAST_POINTS:
         return None
-    found = _laws(n / n.max(), tau[None], most)
-    limit, scale, power, error = (float(column[0]) for column in found)
+    laws = _laws(n / n.max(), tau[None], most)
+    limit, scale, power, error = (float(column[0]) for column in laws)
     return (
         PowerLaw(limit, scale * float(n.max()) ** power, power, error, float(n.max())) if math.isfinite(error) else None
     )
@@ -122,27 +120,27 @@ def outlook(judged: Sequence[Evaluation], most: float) -> Outlook:
     law = fit([(evaluation.tokens, evaluation.length) for evaluation in points], most)
     if rise.low <= 0 or law is None:
         return Outlook(reason=f"too flat to extrapolate: {change}")
-    drawn = draws(last.texts)
+    drawn = resamples(last.texts)
     curves = np.stack([evaluation.counts.lengths(drawn) for evaluation in points], 1)
     laws = _laws(np.array([evaluation.tokens / last.tokens for evaluation in points]), curves, most)
     ahead = np.where(np.isfinite(laws.error), laws.at(2.0), curves[:, -1])  # a draw that does not rise stays
-    return Outlook(law, spread(law.at(2 * last.tokens), ahead, last.texts))
+    return Outlook(law, interval_of(law.at(2 * last.tokens), ahead, last.texts))
 
 
-def _laws(n: np.ndarray, tau: np.ndarray, most: float) -> _Laws:
-    """PowerLaw curves.
+def _laws(n: np.ndarray, tau: np.ndarray, most: float) -> _PowerLaws:
+    """Fit curves.
 
     Args:
         n: [points], as shares of the last.
         tau: [curves, points].
         most: no limit is higher.
     """
-    best = _Laws(*(np.full(len(tau), value) for value in (np.nan, np.nan, np.nan, np.inf)))
+    best = _PowerLaws(*(np.full(len(tau), value) for value in (np.nan, np.nan, np.nan, np.inf)))
     for power in _POWERS:
         columns = np.stack([np.ones_like(n), -(n**-power)], 1)
-        found = tau @ np.linalg.pinv(columns).T
-        error = np.sqrt(np.mean((found @ columns.T - tau) ** 2, 1))
-        better = (found[:, 1] > 0) & (found[:, 0] <= most) & (error < best.error)
-        for column, value in zip(best, (found[:, 0], found[:, 1], power, error), strict=True):
+        solved = tau @ np.linalg.pinv(columns).T
+        error = np.sqrt(np.mean((solved @ columns.T - tau) ** 2, 1))
+        better = (solved[:, 1] > 0) & (solved[:, 0] <= most) & (error < best.error)
+        for column, value in zip(best, (solved[:, 0], solved[:, 1], power, error), strict=True):
             column[better] = np.broadcast_to(value, len(tau))[better]
     return best

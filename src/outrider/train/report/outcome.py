@@ -35,8 +35,8 @@ class TrainingOutcome:
     """What it was trained on."""
     vocabulary: DraftVocabulary | None = None
     """The reduced draft vocabulary that was made for it."""
-    apart: Mapping[str, Acceptance] = field(default_factory=dict)
-    """See :meth:`outrider.train.recipes.base.Recipe.apart`."""
+    by_member: Mapping[str, Acceptance] = field(default_factory=dict)
+    """See :meth:`outrider.train.recipes.base.Recipe.acceptance_by_member`."""
     payoff: Sequence[Mapping[str, Any]] = ()
     """See :func:`outrider.train.evaluation.payoff.measure_payoff`: plain decoding first, the drafter last."""
     starts: bool = True
@@ -62,13 +62,15 @@ class TrainingOutcome:
             "texts": len(self.texts.train),
             "answer_tokens": self.texts.answer_tokens,
             "vocabulary_coverage": None if self.vocabulary is None else self.vocabulary.coverage,
-            "apart": {name: {"length": one.accepted_length, "rates": one.rates} for name, one in self.apart.items()},
+            "apart": {
+                name: {"length": one.accepted_length, "rates": one.rates} for name, one in self.by_member.items()
+            },
             "bought": [dict(row) for row in self.payoff],
         }
 
     @property
     def _passes(self) -> float:
-        """How often each text was read; 0 where that cannot be told."""
+        """How often each text was read; 0 where that is not known."""
         return 0.0 if self.online else self.findings.tokens / max(1, self.texts.answer_tokens)
 
     def _quality(self) -> str:

@@ -29,14 +29,12 @@ class LiveProgress:
             console.print(f"training: {tokens:,} tokens{f', {done:,} of them done before' if done else ''} …")
 
     def __enter__(self) -> LiveProgress:
-        """Show the bar."""
         self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave it as it stands."""
         self._bar.stop()
 
     def print(self, line: str) -> None:

@@ -1,6 +1,6 @@
-"""Questions made from forms and words: diverse prompts even for a target too small to think of its own.
+"""Question templates filled with words: diverse prompts even for a target too small to think of its own.
 
-The data is ``tasks.json``.  In a form, ``{name}`` is an entry of the list of that name, which may hold further names;
+The data is ``templates.json``.  In a form, ``{name}`` is an entry of the list of that name, which may hold more names;
 ``{name}`` again is the same entry, ``{name2}`` another one.  An entry of several parts, divided by ``" :: "``, is named
 ``{name.0}``, ``{name.1}`` and so on; ``{Name}`` begins with a capital; ``{3..9}`` is a number from 3 to 9.
 """
@@ -22,7 +22,7 @@ _DIVIDER: Final = " :: "
 
 
 @dataclass(frozen=True)
-class Tasks:
+class PromptTemplates:
     """Forms of questions and the words to fill them with."""
 
     families: Sequence[Mapping[str, Any]]
@@ -46,9 +46,9 @@ class Tasks:
 
 
 @lru_cache
-def tasks() -> Tasks:
+def templates() -> PromptTemplates:
     """The forms and words that come with Outrider."""
-    return Tasks(**json.loads((files("outrider.train.data") / "tasks.json").read_text(encoding="utf-8")))
+    return PromptTemplates(**json.loads((files("outrider.train.data") / "templates.json").read_text(encoding="utf-8")))
 
 
 @dataclass

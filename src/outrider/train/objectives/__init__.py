@@ -1,1 +1,0 @@
-"""Divergences a draft is trained on, one per file."""
