@@ -29,16 +29,13 @@ class Decoys:
 
     @property
     def most_nodes(self) -> int:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return 1 + 2 * self.depth
 
     def build(self, bench: Workbench) -> DecoyDrafter:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return DecoyDrafter(self, bench.vocabulary)
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> Decoys | None:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return None
 
 
@@ -51,11 +48,9 @@ class DecoyDrafter:
         self._config, self._vocabulary = config, vocabulary
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """See :class:`outrider.drafters.base.Drafter`."""
         return most
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
-        """See :class:`outrider.drafters.base.Drafter`."""
         return [self._tree(sequence) for sequence in context.sequences]
 
     def _tree(self, sequence: DraftSequence) -> TokenTree:
@@ -70,11 +65,8 @@ class DecoyDrafter:
             node = builder.add(node, token)
         return builder.build()
 
-    def observe(self, outcome: Outcome) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
+    def observe(self, outcome: Outcome) -> None: ...
 
-    def pause(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
+    def pause(self, key: str) -> None: ...
 
-    def close(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
+    def close(self, key: str) -> None: ...

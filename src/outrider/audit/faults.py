@@ -85,7 +85,6 @@ class _ShiftedSiblings:
         self.embed, self.unembed, self.unembed_rows = target.embed, target.unembed, target.unembed_rows
 
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
-        """See :class:`outrider.models.base.TargetModel`."""
         positions = batch.positions.clone()
         for start, sequence in zip(batch.starts, batch.sequences, strict=True):
             for row in _younger_siblings(sequence):
@@ -149,11 +148,9 @@ class _PositionDice:
         self._sampler, self._purpose = sampler, purpose
 
     def coin(self, node: int, probability: float) -> bool:
-        """See :class:`outrider.verify.base.Dice`."""
         return self._at(node).coin(0, probability)
 
     def draw(self, node: int, weights: Law) -> int:
-        """See :class:`outrider.verify.base.Dice`."""
         return self._at(node).draw(0, weights)
 
     def _at(self, node: int) -> Dice:
@@ -171,17 +168,14 @@ class _FaultyRows:
 
     @property
     def tokens(self) -> Answers[int]:
-        """See :class:`outrider.verify.base.Rows`."""
         return self.true.tokens
 
     def dice(self, purpose: Purpose) -> Dice:
-        """See :class:`outrider.verify.base.Rows`."""
         return self.true.dice(purpose) if self.sampler is None else _PositionDice(self.sampler, purpose)
 
 
 class _PositionBlock(Block):
     def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
-        """See :class:`outrider.verify.base.Verifier`."""
         assert isinstance(rows, TargetRows)
         return super().accept(tree, _FaultyRows(rows, rows.probabilities, rows.sampler))
 
@@ -193,7 +187,6 @@ def reused_noise(parts: Parts) -> Parts:
 
 class _DraftBonus(Rejection):
     def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
-        """See :class:`outrider.verify.base.Verifier`."""
         p = [rows.probabilities[node] for node in range(len(tree))]
         for candidate in tree.candidates:
             if candidate.q is not None and not tree.children[candidate.node]:

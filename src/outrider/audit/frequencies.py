@@ -77,7 +77,6 @@ class Redraw:
     """Draws of one request."""
 
     def batches(self, draws: int) -> int:
-        """See :class:`TextCounter`."""
         return -(-draws // (self.each * ABREAST))
 
     @cached_property
@@ -86,11 +85,9 @@ class Redraw:
         return self.recording.law(TARGET, self.temperature)
 
     def fit(self, counts: torch.Tensor) -> Fit:
-        """See :class:`TextCounter`."""
         return fit(counts, self.cells)
 
     def drawn(self, counts: torch.Tensor) -> int:
-        """See :class:`TextCounter`."""
         return int(counts.sum())
 
     def count(self, batch: int) -> torch.Tensor:
@@ -143,7 +140,7 @@ class TaskPool(Protocol):
     """Runs a function over items, in other processes or here, and yields the results in order."""
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> Iterable[Any]:
-        """See :class:`concurrent.futures.Executor`."""
+        """Apply a function to all items, like :meth:`concurrent.futures.Executor.map`."""
         ...
 
 
@@ -151,7 +148,6 @@ class Here:
     """Does the work in this process."""
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> Iterable[Any]:
-        """See :class:`TaskPool`."""
         return map(function, *items)
 
 

@@ -128,7 +128,6 @@ class Miniature:
     """Puts a fault into the engine's parts."""
 
     def batches(self, draws: int) -> int:
-        """See :class:`TextCounter`."""
         return -(-draws // ABREAST)
 
     def count(self, batch: int) -> torch.Tensor:
@@ -141,7 +140,6 @@ class Miniature:
         return torch.cat([tally(texts[place :: len(SETTINGS)], law(place)) for place in range(len(SETTINGS))])
 
     def drawn(self, counts: torch.Tensor) -> int:
-        """See :class:`TextCounter`."""
         return int(counts.sum()) // len(SETTINGS)
 
     def fit(self, counts: torch.Tensor) -> Fit:

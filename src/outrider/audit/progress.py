@@ -26,11 +26,9 @@ class Watcher(Protocol):
 class Nobody:
     """Does not want to know."""
 
-    def begin(self, name: str) -> None:
-        """See :class:`Watcher`."""
+    def begin(self, name: str) -> None: ...
 
-    def end(self, word: str) -> None:
-        """See :class:`Watcher`."""
+    def end(self, word: str) -> None: ...
 
 
 class _Bar:
@@ -38,11 +36,9 @@ class _Bar:
         self._bar, self._task = bar, task
 
     def begin(self, name: str) -> None:
-        """See :class:`Watcher`."""
         self._bar.update(self._task, description=name)
 
     def end(self, word: str) -> None:
-        """See :class:`Watcher`."""
         self._bar.advance(self._task)
 
 
@@ -52,11 +48,9 @@ class _Lines:
         self._name, self._began = "", 0.0
 
     def begin(self, name: str) -> None:
-        """See :class:`Watcher`."""
         self._name, self._began, self._number = name, time.perf_counter(), self._number + 1
 
     def end(self, word: str) -> None:
-        """See :class:`Watcher`."""
         seconds = time.perf_counter() - self._began
         self._console.print(f"{self._number}/{self._total} {self._name}: {word}, {seconds:.1f} s")
 

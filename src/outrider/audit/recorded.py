@@ -108,7 +108,6 @@ class RecordedModel(HiddenLogits):
         self._after, self._rows = recording.after, rows
 
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
-        """See :class:`outrider.models.base.TargetModel`."""
         check_layers(layers, self.layers)
         none = torch.zeros(1, 1, 1, dtype=torch.float64)
         store = cache.layer(0, lambda: LayerStore(cache.slots, none, none)).keys[0, :, 0]
@@ -141,7 +140,6 @@ class RecordedSampler(RequestSampler):
     laws: Laws
 
     def probabilities(self, logits: torch.Tensor, paths: Sequence[Path]) -> Laws:
-        """See :class:`outrider.sampling.sampler.RequestSampler`."""
         known: Laws = self.laws[(-logits.amax(dim=1)).round().long().numpy()]
         return known
 

@@ -29,7 +29,6 @@ class RefittedEngine(Engine):
     def submit(
         self, prompt: Sequence[int], params: SamplingParams, *, choice: int = 0, seed: int | None = None
     ) -> Request:
-        """See :class:`outrider.engine.engine.Engine`."""
         request = super().submit(prompt, params, choice=choice, seed=seed)
         self._change(request)
         return request

@@ -80,7 +80,6 @@ class Judge:
         self.judgements: list[Judgement] = []
 
     def __call__(self, history: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-        """See :data:`outrider.sampling.params.LogitsProcessor`."""
         token = self._text[len(self.judgements)]
         self.judgements.append(self._judge(history, logits.detach().float().cpu(), token))
         forced = torch.full_like(logits, -torch.inf)

@@ -43,13 +43,11 @@ class BlockDrafter:
         self._failures = Failures()
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """See :class:`outrider.drafters.base.Drafter`."""
         self.close(key)
         self._known[key] = self._cache.reuse(key, tokens, most)
         return self._known[key]
 
     def observe(self, outcome: Outcome) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         fresh = [kept for kept in outcome.committed if self._is_next(kept)]
         if not fresh:
             return
@@ -78,7 +76,6 @@ class BlockDrafter:
         return True
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
-        """See :class:`outrider.drafters.base.Drafter`."""
         ready = [index for index, sequence in enumerate(context.sequences) if self._is_ready(sequence)]
         trees = [root_only(sequence.tokens[-1]) for sequence in context.sequences]
         if ready:
@@ -141,11 +138,9 @@ class BlockDrafter:
         return bool(picked[0])
 
     def pause(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         self.close(key)
 
     def close(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         self._failures.forget(key)
         self._drop(key)
 

@@ -98,14 +98,12 @@ class FeatureDrafter:
         self._failures = Failures()
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """See :class:`outrider.drafters.base.Drafter`."""
         self.close(key)
         known = self._cache.reuse(key, _Shifted(tokens), most)
         self._states[key] = _State(tokens, known)
         return known
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
-        """See :class:`outrider.drafters.base.Drafter`."""
         growing = [self._begin(index, sequence) for index, sequence in enumerate(context.sequences)]
         active = [growth for growth in growing if growth is not None and growth.room]
         answers = self._start(context, active)
@@ -118,7 +116,6 @@ class FeatureDrafter:
         ]
 
     def observe(self, outcome: Outcome) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         for kept in outcome.committed:
             state = self._states.get(kept.key)
             if state is None:
@@ -132,11 +129,9 @@ class FeatureDrafter:
                 self._compute(kept.key, state, min(state.known, len(state.tokens) - 2))
 
     def pause(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         self.close(key)
 
     def close(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         try:
             self._drop(key)
         finally:

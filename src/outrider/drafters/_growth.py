@@ -49,7 +49,6 @@ class DynamicTree:
 
     @property
     def beam(self) -> int:
-        """See :class:`TreeShape`."""
         return self.topk
 
     def width(self, ranks: Ranks, causal: bool) -> int:
@@ -66,7 +65,6 @@ class StaticTree:
 
     @property
     def beam(self) -> None:
-        """See :class:`TreeShape`."""
         return None
 
     @cached_property
@@ -102,7 +100,6 @@ class StaticTree:
         return max(map(len, self.nodes), default=0)
 
     def width(self, ranks: Ranks, causal: bool) -> int:
-        """See :class:`TreeShape`."""
         return self._widths.get(ranks, 0)
 
 

@@ -49,14 +49,12 @@ class ParallelDrafter:
         return most
 
     def observe(self, outcome: Outcome) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         hidden = outcome.output.hidden[self._runner.hidden_layer]
         for kept in outcome.committed:
             if kept.rows:
                 self._last[kept.key] = _Last(kept.start + len(kept.rows) - 1, hidden[kept.rows[-1]].clone())
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
-        """See :class:`outrider.drafters.base.Drafter`."""
         growing = [self._begin(index, sequence) for index, sequence in enumerate(context.sequences)]
         active = [growth for growth in growing if growth is not None]
         if active:
@@ -95,10 +93,8 @@ class ParallelDrafter:
             grow_level(context, [growth for _, growth in live], rows, own)
 
     def pause(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         self.close(key)
 
     def close(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         self._last.pop(key, None)
         self._failures.forget(key)

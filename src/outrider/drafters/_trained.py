@@ -43,17 +43,14 @@ class ChainOptions:
 
     @property
     def needs(self) -> Needs:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return Needs(reads_hidden=True)
 
     @property
     def most_nodes(self) -> int:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return 1 + self.num_draft_tokens
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> Self | None:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         found: Self | None = automatic_head(cls, draft_models)
         return found
 
@@ -87,17 +84,14 @@ class TreeOptions:
 
     @property
     def needs(self) -> Needs:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return Needs(branching=self.topk > 1, reads_hidden=True, price=RowPrice(self.min_survival))
 
     @property
     def most_nodes(self) -> int:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return 1 + (self.num_draft_tokens or (1 if self.topk == 1 else 3) * self.num_steps)
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> Self | None:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         found: Self | None = automatic_head(cls, draft_models)
         return found
 

@@ -24,7 +24,6 @@ class Blockwise(ChainOptions):
     kind: ClassVar[str] = "blockwise"
 
     def build(self, bench: Workbench) -> ParallelDrafter:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         head = built_head(bench, self)
         head.share(bench.target)
         head.give_projection()

@@ -23,5 +23,4 @@ class DFlash(ChainOptions):
     automatic_rank: ClassVar[int] = 6
 
     def build(self, bench: Workbench) -> BlockDrafter:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return block_drafter(bench, self, row_cost=0.0)

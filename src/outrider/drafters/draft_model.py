@@ -62,24 +62,20 @@ class DraftModel:
 
     @property
     def needs(self) -> Needs:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return Needs(branching=self.topk > 1, price=RowPrice(self.min_survival))
 
     @property
     def most_nodes(self) -> int:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         per_step = 1 if self.topk == 1 else 4
         return 1 + (self.num_draft_tokens or per_step * self.num_steps)
 
     def build(self, bench: Workbench) -> DraftModelDrafter:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         if not self.model:
             raise ConfigError("draft_model needs a draft model; name one as draft_model")
         return DraftModelDrafter(self, *load_drafter(bench, self), bench.vocabulary)
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> DraftModel | None:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return cls(model=draft_models[0]) if draft_models else None
 
 
@@ -127,11 +123,9 @@ class DraftModelDrafter:
         self._failures = Failures()
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """See :class:`outrider.drafters.base.Drafter`."""
         return most
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
-        """See :class:`outrider.drafters.base.Drafter`."""
         growing: list[Growth | None] = [self._begin(i, sequence) for i, sequence in enumerate(context.sequences)]
         active = [growth for growth in growing if growth is not None]
         self._drafts = {growth.sequence.key: growth for growth in active}
@@ -145,7 +139,6 @@ class DraftModelDrafter:
         ]
 
     def observe(self, outcome: Outcome) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         kept: list[Kept] = []
         observed: list[DraftSequence] = []
         for sequence, verdict in zip(outcome.sequences, outcome.verdicts, strict=True):
@@ -160,11 +153,9 @@ class DraftModelDrafter:
             self._advance(sequence, one.start + len(one.rows))
 
     def pause(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         self.close(key)
 
     def close(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         self._computed.pop(key, None)
         self._drafts.pop(key, None)
         self._failures.forget(key)

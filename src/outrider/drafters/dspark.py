@@ -32,5 +32,4 @@ class DSpark(ChainOptions):
     )
 
     def build(self, bench: Workbench) -> BlockDrafter:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return block_drafter(bench, self, self.row_cost)

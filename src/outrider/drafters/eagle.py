@@ -41,5 +41,4 @@ class Eagle(TreeOptions):
         return StaticTree.likeliest([_CHANCES[: self.topk]] * self.num_steps, self.most_nodes - 1)
 
     def build(self, bench: Workbench) -> FeatureDrafter:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return feature_drafter(bench, self, self.shape)

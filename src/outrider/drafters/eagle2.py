@@ -30,5 +30,4 @@ class Eagle2(TreeOptions):
     )
 
     def build(self, bench: Workbench) -> FeatureDrafter:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return feature_drafter(bench, self, DynamicTree(self.topk))

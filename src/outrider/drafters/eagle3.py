@@ -23,5 +23,4 @@ class Eagle3(TreeOptions):
     kind: ClassVar[str] = "eagle3"
 
     def build(self, bench: Workbench) -> FeatureDrafter:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return feature_drafter(bench, self, DynamicTree(self.topk))

@@ -67,16 +67,13 @@ class LookupModel:
 
     @property
     def needs(self) -> Needs:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return replace(self._then.needs, deterministic=True)
 
     @property
     def most_nodes(self) -> int:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return max(self._first.most_nodes, self._then.most_nodes)
 
     def build(self, bench: Workbench) -> LookupModelDrafter:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         if not self.model:
             raise ConfigError(
                 f"{self.method} needs a draft model or a trained head; name one as draft_model or head, or with "
@@ -88,7 +85,6 @@ class LookupModel:
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> LookupModel | None:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         if len(draft_models) != 1:
             return None
         return cls(model=draft_models[0], **measured_options(cls.method, draft_models[0]))
@@ -118,11 +114,9 @@ class LookupModelDrafter:
         self._first, self._then = first, then
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """See :class:`outrider.drafters.base.Drafter`."""
         return min(self._first.adopt(key, tokens, most), self._then.adopt(key, tokens, most))
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
-        """See :class:`outrider.drafters.base.Drafter`."""
         trees = self._first.propose(context)
         silent = [index for index, tree in enumerate(trees) if len(tree) == 1]
         if silent:
@@ -132,16 +126,13 @@ class LookupModelDrafter:
         return trees
 
     def observe(self, outcome: Outcome) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         self._first.observe(outcome)
         self._then.observe(outcome)
 
     def pause(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         self._first.pause(key)
         self._then.pause(key)
 
     def close(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         self._first.close(key)
         self._then.close(key)

@@ -51,7 +51,6 @@ class Medusa(TreeOptions):
         return StaticTree.likeliest(possible, self.most_nodes - 1) if possible else StaticTree(())
 
     def build(self, bench: Workbench) -> ParallelDrafter:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         head = built_head(bench, self)
         shape = self.shape(head.config.chances or CHANCES)
         runner = ParallelRunner(head, bench.target)

@@ -42,16 +42,13 @@ class Ngram:
 
     @property
     def most_nodes(self) -> int:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return 1 + self.num_draft_tokens
 
     def build(self, bench: Workbench) -> NgramDrafter:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return NgramDrafter(self)
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> Ngram | None:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return cls()
 
 
@@ -89,11 +86,9 @@ class NgramDrafter:
         self._indexes: dict[str, NgramIndex] = {}
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """See :class:`outrider.drafters.base.Drafter`."""
         return most
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
-        """See :class:`outrider.drafters.base.Drafter`."""
         trees = []
         for sequence in context.sequences:
             index = self._indexes.setdefault(sequence.key, NgramIndex(self._config))
@@ -102,14 +97,11 @@ class NgramDrafter:
             trees.append(sequence.builder().chain(copied(sequence.tokens, start, most)).build())
         return trees
 
-    def observe(self, outcome: Outcome) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
+    def observe(self, outcome: Outcome) -> None: ...
 
-    def pause(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
+    def pause(self, key: str) -> None: ...
 
     def close(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         self._indexes.pop(key, None)
 
 

@@ -21,12 +21,10 @@ class NoDraft:
     most_nodes: ClassVar[int] = 1
 
     def build(self, bench: Workbench) -> NoDrafter:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return NoDrafter()
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> NoDraft | None:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return cls()
 
 
@@ -36,18 +34,13 @@ class NoDrafter:
     needs = NoDraft.needs
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """See :class:`outrider.drafters.base.Drafter`."""
         return most
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
-        """See :class:`outrider.drafters.base.Drafter`."""
         return [root_only(sequence.tokens[-1]) for sequence in context.sequences]
 
-    def observe(self, outcome: Outcome) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
+    def observe(self, outcome: Outcome) -> None: ...
 
-    def pause(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
+    def pause(self, key: str) -> None: ...
 
-    def close(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
+    def close(self, key: str) -> None: ...

@@ -53,17 +53,14 @@ class SpecInfer:
 
     @property
     def needs(self) -> Needs:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         several = len(self.models) > 1
         return Needs(branching=several or self.topk > 1, merged=several)
 
     @property
     def most_nodes(self) -> int:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return 1 + sum(self._single(index).most_nodes - 1 for index in range(len(self.models)))
 
     def build(self, bench: Workbench) -> SpecInferDrafter:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         if not self.models:
             raise ConfigError("specinfer needs draft models; name them as draft_model")
         return SpecInferDrafter(
@@ -76,7 +73,6 @@ class SpecInfer:
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> SpecInfer | None:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         config = cls(models=tuple(draft_models))
         return config if len(config.models) > 1 else None
 
@@ -105,11 +101,9 @@ class SpecInferDrafter:
         self._drafters = drafters
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """See :class:`outrider.drafters.base.Drafter`."""
         return min(drafter.adopt(key, tokens, most) for drafter in self._drafters)
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
-        """See :class:`outrider.drafters.base.Drafter`."""
         count = len(self._drafters)
         builders = [sequence.builder() for sequence in context.sequences]
         for source, drafter in enumerate(self._drafters):
@@ -123,16 +117,13 @@ class SpecInferDrafter:
         return [builder.build() for builder in builders]
 
     def observe(self, outcome: Outcome) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         for drafter in self._drafters:
             drafter.observe(outcome)
 
     def pause(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         for drafter in self._drafters:
             drafter.pause(key)
 
     def close(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         for drafter in self._drafters:
             drafter.close(key)

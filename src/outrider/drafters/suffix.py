@@ -67,21 +67,17 @@ class Suffix:
 
     @property
     def needs(self) -> Needs:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return Needs(deterministic=True, branching=self.topk > 1, price=RowPrice(self.min_survival))
 
     @property
     def most_nodes(self) -> int:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return 1 + self.num_draft_tokens
 
     def build(self, bench: Workbench) -> SuffixDrafter:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return SuffixDrafter(self)
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> Suffix | None:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return None if draft_models else cls()
 
 
@@ -181,24 +177,19 @@ class SuffixDrafter:
         self._texts: dict[str, _Text] = {}
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """See :class:`outrider.drafters.base.Drafter`."""
         return most
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
-        """See :class:`outrider.drafters.base.Drafter`."""
         return [self._draft(sequence) for sequence in context.sequences]
 
     def observe(self, outcome: Outcome) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         for sequence, tree, verdict in zip(outcome.sequences, outcome.trees, outcome.verdicts, strict=True):
             if (text := self._texts.get(sequence.key)) is not None:
                 text.calibration.observe(tree if tree is text.drafted else None, verdict)
 
-    def pause(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
+    def pause(self, key: str) -> None: ...
 
     def close(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         text = self._texts.pop(key, None)
         if text is not None:
             self.corpus.add(text.output)

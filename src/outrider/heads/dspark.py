@@ -105,7 +105,6 @@ class GatedCorrection(MarkovCorrection):
     def forward(
         self, previous: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See :meth:`MarkovCorrection.forward`."""
         row = self.markov_w1(previous)
         gate = torch.sigmoid(self.gate_proj(torch.cat((hidden, row), dim=-1)))
         return self.markov_w2(gate * row), None
@@ -121,7 +120,6 @@ class RecurrentCorrection(MarkovCorrection):
     def forward(
         self, previous: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See :meth:`MarkovCorrection.forward`."""
         row = self.markov_w1(previous)
         before = torch.zeros_like(row) if state is None else state
         gate, candidate, output = self.joint_proj(torch.cat((before, row, hidden), dim=-1)).chunk(3, dim=-1)
@@ -182,7 +180,6 @@ class DSparkHead(nn.Module):
         return self.hidden_norm(self.fc(torch.cat(tuple(features), dim=-1)))
 
     def parts(self) -> HeadParts:
-        """See :class:`outrider.heads.runner.BlockHead`."""
         return HeadParts(
             self.config.block,
             self.rotary.rotation,

@@ -54,7 +54,6 @@ class EagleHead(nn.Module):
         return rows
 
     def parts(self) -> HeadParts:
-        """See :class:`outrider.heads.runner.FeatureHead`."""
         return HeadParts(self.config.block, self.rotary.rotation, [layer.parts for layer in self.layers], entry=self.fc)
 
     def forward(

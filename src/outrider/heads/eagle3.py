@@ -125,7 +125,6 @@ class Eagle3Head(nn.Module):
         return self.fc(self.joined_norm(torch.cat(tuple(features), dim=-1)))
 
     def parts(self) -> HeadParts:
-        """See :class:`outrider.heads.runner.FeatureHead`."""
         layer, first = self.midlayer, self.config.norm_before_residual
         block = BlockParts(
             layer.self_attn,

@@ -124,7 +124,6 @@ class NativeFeatureRunner(FeatureRunner):
 
     @torch.inference_mode()
     def forward(self, batch: TreeBatch, features: torch.Tensor, cache: PagedCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """See :class:`outrider.heads.runner.FeatureRunner`."""
         answers, logits = self._stack.forward(features, self._embed(batch.tokens), batch, cache)
         if not self._stack.vocabulary:
             logits = self._target.unembed(answers[batch.wanted])
@@ -141,12 +140,10 @@ class NativeBlockRunner(BlockRunner):
 
     @torch.inference_mode()
     def extend(self, batch: TreeBatch, features: Sequence[torch.Tensor], cache: PagedCache) -> None:
-        """See :class:`outrider.heads.runner.BlockRunner`."""
         self._stack.write_keys(self._head.fuse([rows.float() for rows in features]), batch, cache)
 
     @torch.inference_mode()
     def block(self, batch: TreeBatch, cache: PagedCache) -> DraftedBlock:
-        """See :class:`outrider.heads.runner.BlockRunner`."""
         drafted = torch.arange(len(batch.tokens)).view(-1, self.slots)[:, -self.drafts :]
         answers, logits = self._stack.forward(self._embed(batch.tokens), None, batch, cache, wanted=drafted.flatten())
         hidden = answers[drafted]

@@ -145,9 +145,7 @@ class BlockHead(Protocol):
         """Logit of the chance that a slot's draft is accepted if all before it are."""
         ...
 
-    def parts(self) -> HeadParts | None:
-        """See :class:`FeatureHead`."""
-        ...
+    def parts(self) -> HeadParts | None: ...
 
 
 class FeatureRunner:

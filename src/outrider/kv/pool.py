@@ -330,7 +330,7 @@ class KVPool:
         return self._caches[model]
 
     def forget_prefixes(self) -> None:
-        """See :meth:`PagedCache.forget_prefixes`."""
+        """Empty the prefix cache of every model."""
         for cache in self._caches.values():
             cache.forget_prefixes()
 

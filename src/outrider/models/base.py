@@ -152,9 +152,7 @@ class HiddenLogits:
         return torch.nn.functional.one_hot(tokens, self.vocabulary).float()
 
     def unembed(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See :class:`TargetModel`."""
         return hidden
 
     def unembed_rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """See :class:`TargetModel`."""
         return self.embed(ids)

@@ -179,14 +179,12 @@ class _FileWeights:
         self.shapes: Mapping[str, Sequence[int]] = {name: tensor.shape for name, tensor in self._tensors.items()}
 
     def vector(self, name: str) -> Tensor:
-        """See :class:`_Weights`."""
         tensor = self._tensors[name]
         job = self._file.job(tensor, torch.float32, self._orders.get(tensor.name))
         dequantize([job])
         return job.out
 
     def block(self, name: str, row: int, column: int, width: int) -> tuple[Tensor, Tensor]:
-        """See :class:`_Weights`."""
         tensor = self._tensors[name]
         order = self._orders.get(tensor.name)
         stored = self._file.raw(tensor)[row if order is None else int(order[row])]
@@ -216,13 +214,11 @@ class _FolderWeights:
         }
 
     def vector(self, name: str) -> Tensor:
-        """See :class:`_Weights`."""
         opened, stored = self._homes[name]
         whole: Tensor = opened.get_tensor(stored)
         return whole.float()
 
     def block(self, name: str, row: int, column: int, width: int) -> tuple[Tensor, Tensor]:
-        """See :class:`_Weights`."""
         opened, stored = self._homes[name]
         part: Tensor = opened.get_slice(stored)[row : row + 1, column : column + width]
         return part[0].float(), torch.zeros(width)

@@ -24,12 +24,12 @@ _SHARED: Final = "lm_head.weight"
 
 
 def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
-    """See :class:`outrider.heads.formats.base.Format`."""
+    """Whether the configuration and the names of the weights are in this format."""
     return any(_LAYER.fullmatch(name.removeprefix(_PREFIX)) for name in names)
 
 
 def read(source: Source) -> HeadCheckpoint:
-    """See :class:`outrider.heads.formats.base.Format`."""
+    """Read a head of this format."""
     told, name = source.told, source.name
     weights = renamed(source.files.read(source.files.names), lambda key: key.removeprefix(_PREFIX))
     found = [(int(m[1]), int(m[2])) for key in weights if (m := _LAYER.fullmatch(key))]

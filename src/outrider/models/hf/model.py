@@ -83,7 +83,6 @@ class HFModel:
 
     @torch.inference_mode()
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
-        """See :class:`outrider.models.base.TargetModel`."""
         check_layers(layers, self.layers)
         hidden: dict[int, torch.Tensor] = {}
         plan = PassPlan(batch, cache)
@@ -109,18 +108,15 @@ class HFModel:
 
     @torch.no_grad()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """See :class:`outrider.models.base.TargetModel`."""
         return embedding_and_head.embed(self.module, tokens).float()
 
     @torch.no_grad()
     def unembed(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See :class:`outrider.models.base.TargetModel`."""
         with self._turn:
             return embedding_and_head.unembed(self.module, hidden.to(self._dtype)).float()
 
     @torch.no_grad()
     def unembed_rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """See :class:`outrider.models.base.TargetModel`."""
         return embedding_and_head.head_rows(self.module, ids).float()
 
 

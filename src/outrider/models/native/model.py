@@ -131,7 +131,6 @@ class NativeModel:
         return model
 
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
-        """See :class:`outrider.models.base.TargetModel`."""
         check_layers(layers, self.layers)
         store = half_store(cache, self._heads, self._shape.head_width)
         logits = torch.empty(len(batch.wanted), self.vocabulary)
@@ -149,19 +148,16 @@ class NativeModel:
         return TargetOutput(logits, hidden)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """See :class:`outrider.models.base.TargetModel`."""
         rows = torch.empty(len(tokens), self.width)
         self._decoder.embed(tokens.contiguous().numpy(), rows.numpy())
         return rows
 
     def unembed(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See :class:`outrider.models.base.TargetModel`."""
         logits = torch.empty(len(hidden), self.vocabulary)
         self._decoder.unembed(hidden.contiguous().numpy(), logits.numpy())
         return logits
 
     def unembed_rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """See :class:`outrider.models.base.TargetModel`."""
         rows = torch.empty(len(ids), self.width)
         self._decoder.head_rows(ids.contiguous().numpy(), rows.numpy())
         return rows

@@ -120,11 +120,9 @@ class GGUFWeights:
         self._tensors = {parameter: file.tensors[name] for name, parameter in plan.parameters.items()}
 
     def check(self, due: Mapping[str, tuple[int, ...]]) -> None:
-        """See :class:`WeightSource`."""
         check_tensors(self._file, self._plan, due)
 
     def matrix(self, name: str) -> StoredMatrix:
-        """See :class:`WeightSource`."""
         tensor = self._tensors[name]
         order = self._plan.row_orders.get(tensor.name)
         outputs, inputs = tensor.shape
@@ -138,7 +136,6 @@ class GGUFWeights:
         )
 
     def vector(self, name: str) -> Bytes:
-        """See :class:`WeightSource`."""
         tensor = self._tensors[name]
         job = self._file.job(tensor, torch.float32, self._plan.row_orders.get(tensor.name))
         dequantize([job])
@@ -157,7 +154,6 @@ class TensorWeights:
         self._tensors, self._name = tensors, name
 
     def check(self, due: Mapping[str, tuple[int, ...]]) -> None:
-        """See :class:`WeightSource`."""
         absent = [name for name in due if name not in self._tensors]
         if absent:
             raise ModelError(f"{self._name}: its weights hold nothing for the model's {', '.join(absent[:3])}")
@@ -179,7 +175,6 @@ class TensorWeights:
         tell_unread(self._name, sorted(name for name in unread if not name.endswith(_COMPUTED)))
 
     def matrix(self, name: str) -> StoredMatrix:
-        """See :class:`WeightSource`."""
         tensor = self._tensors[name]
         outputs, inputs = tensor.shape
         return StoredMatrix(
@@ -190,7 +185,6 @@ class TensorWeights:
         )
 
     def vector(self, name: str) -> Bytes:
-        """See :class:`WeightSource`."""
         return self._tensors[name].detach().float().contiguous().numpy()
 
 
@@ -201,16 +195,13 @@ class RequantizedWeights:
         self._source, self._kind = source, _QUANTIZED_KIND[quantization]
 
     def check(self, due: Mapping[str, tuple[int, ...]]) -> None:
-        """See :class:`WeightSource`."""
         self._source.check(due)
 
     def matrix(self, name: str) -> StoredMatrix:
-        """See :class:`WeightSource`."""
         stored = self._source.matrix(name)
         return stored if self._kind is None or stored.kind == self._kind else quantized(stored, self._kind)
 
     def vector(self, name: str) -> Bytes:
-        """See :class:`WeightSource`."""
         return self._source.vector(name)
 
 

@@ -38,11 +38,9 @@ class Recorder:
         return 0
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
-        """See :class:`outrider.drafters.base.Drafter`."""
         return [root_only(sequence.tokens[-1]) for sequence in context.sequences]
 
     def observe(self, outcome: Outcome) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         hidden = outcome.output.hidden
         for kept in outcome.committed:
             self._tokens[kept.key] = kept.tokens
@@ -60,7 +58,6 @@ class Recorder:
         self._failed.pop(key, None)
 
     def close(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`."""
         parts, tokens = self._rows.pop(key, []), self._tokens.pop(key, ())
         failed = self._failed.pop(key, None)
         if failed is not None:
@@ -101,11 +98,9 @@ class Recording:
 
     @property
     def needs(self) -> Needs:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return self.recorder.needs
 
     def build(self, bench: Workbench) -> Recorder:
-        """See :class:`outrider.drafters.base.DrafterConfig`."""
         return self.recorder
 
     @classmethod

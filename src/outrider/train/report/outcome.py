@@ -36,9 +36,9 @@ class TrainingOutcome:
     vocabulary: DraftVocabulary | None = None
     """The reduced draft vocabulary that was made for it."""
     by_member: Mapping[str, Acceptance] = field(default_factory=dict)
-    """See :meth:`outrider.train.recipes.base.Recipe.acceptance_by_member`."""
+    """Held-out acceptance of each of several networks, by name."""
     payoff: Sequence[Mapping[str, Any]] = ()
-    """See :func:`outrider.train.evaluation.payoff.measure_payoff`: plain decoding first, the drafter last."""
+    """The final comparison: plain decoding first, the drafter last."""
     starts: bool = True
     """Whether a training can begin with what this one has made."""
     online: bool = False
