@@ -19,7 +19,7 @@ from outrider import errors
 
 TARGET = Path(__file__).with_name("api.md")
 CLASSES = ["LLM", "SamplingParams", "Speculation", "CacheConfig", "SchedulerConfig"]
-ANSWERS = ["Completion", "Choice", "Chunk", "Stream", "FinishReason"]
+ANSWERS = ["Completion", "Choice", "Chunk", "Stream", "AsyncStream", "FinishReason"]
 SECTIONS = re.compile(r"^(Args|Returns|Raises):$", re.M)
 INTRODUCTION = """\
 All public classes and calls of `outrider`, generated from the code by `docs/generate_api.py`. The

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from outrider.engine.request import Request, TokenLogprob
 from outrider.engine.stopping import FinishReason
+from outrider.errors import counted
 from outrider.metrics import PhaseSeconds, Prediction, SpeculationStats
+from outrider.notebook import texts_html
 
 if TYPE_CHECKING:
     from outrider.engine.stopping import TokenStream
@@ -99,10 +101,8 @@ class Choice:
         )
 
     def _repr_html_(self) -> str:
-        """The text for a notebook: accepted drafts are highlighted, and figures follow."""
-        from outrider.notebook import choice_html
-
-        return choice_html(self)
+        """What a notebook shows: the text with accepted drafts in another shade, and the figures below it."""
+        return texts_html([(self.pieces(), self.error)], " · ".join(_counts([self], self.speculation)))
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without the decoder."""
@@ -158,6 +158,14 @@ class Completion:
             total.merge(choice.speculation)
         return total
 
+    @property
+    def figures(self) -> str:
+        """On one line whether it got faster, where that is known, how fast it is, and what was written."""
+        made = self.prediction
+        faster = [] if made is None or made.speedup is None else [f"{made.speedup:.2f} × plain (predicted)"]
+        speed = f"{self.seconds.tokens_per_second:.1f} tokens/s"
+        return " · ".join([*faster, speed, *_counts(self.choices, self.speculation)])
+
     def __repr__(self) -> str:
         """A short representation."""
         several = f", choices={len(self.choices)}" if len(self.choices) != 1 else ""
@@ -167,10 +175,8 @@ class Completion:
         )
 
     def _repr_html_(self) -> str:
-        """The text for a notebook: accepted drafts are highlighted, and figures follow."""
-        from outrider.notebook import completion_html
-
-        return completion_html(self)
+        """What a notebook shows: the text with accepted drafts in another shade, and the figures below it."""
+        return texts_html([(choice.pieces(), choice.error) for choice in self.choices], self.figures)
 
 
 @dataclass(frozen=True)
@@ -192,6 +198,17 @@ class Chunk:
         """A short representation."""
         end = f", finish_reason={self.choice.finish_reason.value!r}" if self.choice else ""
         return f"Chunk(index={self.index}, text={self.text!r}, {_tokens(self.token_ids)}, drafted={self.drafted}{end})"
+
+
+def _counts(choices: Sequence[Choice], stats: SpeculationStats) -> list[str]:
+    """Tokens of a round, tokens in all, endings, and accepted drafts."""
+    endings = dict.fromkeys(choice.finish_reason.value for choice in choices)
+    parts = [counted(sum(len(choice.token_ids) for choice in choices), "token"), ", ".join(endings)]
+    if not sum(stats.tested):
+        return parts
+    accepted = sum(sum(choice.from_draft) for choice in choices)
+    per_round = f"{stats.mean_accepted_length:.2f} tokens/round"
+    return [per_round, *parts, f"{counted(accepted, 'accepted draft')}, marked"]
 
 
 def _tokens(ids: Sequence[int]) -> str:

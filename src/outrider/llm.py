@@ -202,7 +202,7 @@ class LLM:
 
         Arguments and errors are those of :meth:`generate`.
         """
-        return await self._completed(self._reader.prompts(prompts, params, options))
+        return await self._driver.acomplete(self._reader.prompts(prompts, params, options))
 
     def stream(self, prompt: Prompt, params: Params | None = None, **options: Any) -> Stream:
         """Stream the completion of one prompt; closing the iterator early cancels the request.
@@ -319,7 +319,7 @@ class LLM:
         wishes, several = self._reader.conversations(messages, params, options, told, stream=stream)
         if stream:
             return AsyncStream(self._driver, self._driver.post(wishes))
-        found = await self._completed(wishes)
+        found = await self._driver.acomplete(wishes)
         return found if several else found[0]
 
     def __repr__(self) -> str:
@@ -380,21 +380,6 @@ class LLM:
         return self._reader.conversation(messages, told)
 
     def _complete(self, wishes: Sequence[Wish], *, progress: bool) -> list[Completion]:
-        call = self._driver.submit(wishes, ends_only=True)
-        try:
-            with ProgressBar(disable=not progress, transient=True) as bar:
-                task = bar.add_task("completing", total=call.open)
-                while self._driver.wait(call) is not None:
-                    bar.advance(task)
-        finally:
-            self._driver.cancel(call)
-        return call.completions()
-
-    async def _completed(self, wishes: Sequence[Wish]) -> list[Completion]:
-        call = self._driver.post(wishes, ends_only=True)
-        try:
-            while await self._driver.awaited(call) is not None:
-                pass
-        finally:
-            self._driver.cancel(call)
-        return call.completions()
+        with ProgressBar(disable=not progress, transient=True) as bar:
+            task = bar.add_task("completing", total=sum(params.n for _, params in wishes))
+            return self._driver.complete(wishes, lambda: bar.advance(task))

@@ -1,65 +1,26 @@
-"""HTML for notebooks: completions and models."""
+"""HTML for notebooks: texts with shaded pieces, and tables of names and values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from outrider.errors import counted
-
-if TYPE_CHECKING:
-    from outrider.completion import Choice, Completion
-    from outrider.metrics import SpeculationStats
-
-_ACCEPTED: Final = "background: rgba(46, 160, 67, 0.25)"
-"""Colors that are readable on light and dark pages."""
+_SHADE: Final = "background: rgba(46, 160, 67, 0.25)"
+"""Readable on light and on dark pages."""
+Shaded = Sequence[tuple[str, bool]]
+"""Pieces of a text, each with whether it is shaded."""
 
 
-def completion_html(completion: Completion) -> str:
-    """The text of every choice with accepted drafts highlighted, and one line of figures.
+def texts_html(texts: Iterable[tuple[Shaded, str | None]], footer: str) -> str:
+    """Texts below each other, and a small line.
 
     Args:
-        completion: its choices' tokens tell where drafts were accepted.
+        texts: each with an error to name behind it, or None.
+        footer: plain text.
     """
-    return _page(completion.choices, figures(completion))
-
-
-def choice_html(choice: Choice) -> str:
-    """The text of a choice with accepted drafts highlighted, and one line of figures.
-
-    Args:
-        choice: its tokens tell where drafts were accepted.
-    """
-    return _page([choice], " · ".join(_counts([choice], choice.speculation)))
-
-
-def figures(completion: Completion) -> str:
-    """One line: the speedup, if it is known, the speed, and counts."""
-    made = completion.prediction
-    faster = [] if made is None or made.speedup is None else [f"{made.speedup:.2f} × plain (predicted)"]
-    speed = f"{completion.seconds.tokens_per_second:.1f} tokens/s"
-    return " · ".join([*faster, speed, *_counts(completion.choices, completion.speculation)])
-
-
-def _counts(choices: Sequence[Choice], stats: SpeculationStats) -> list[str]:
-    """Tokens per round, tokens in all, finish reasons, and accepted drafts."""
-    tokens = sum(len(choice.token_ids) for choice in choices)
-    endings = dict.fromkeys(choice.finish_reason.value for choice in choices)
-    parts = [counted(tokens, "token"), ", ".join(endings)]
-    if not sum(stats.tested):
-        return parts
-    accepted = sum(sum(choice.from_draft) for choice in choices)
-    return [
-        f"{stats.mean_accepted_length:.2f} tokens/round",
-        *parts,
-        f"{counted(accepted, 'accepted draft')}, marked",
-    ]
-
-
-def _page(choices: Sequence[Choice], footer: str) -> str:
-    texts = "".join(f'<div style="white-space: pre-wrap">{_text(choice)}</div>' for choice in choices)
-    return f'<div>{texts}<div style="opacity: 0.7"><small>{escape(footer)}</small></div></div>'
+    shown = "".join(f'<div style="white-space: pre-wrap">{_text(pieces, error)}</div>' for pieces, error in texts)
+    return f'<div>{shown}<div style="opacity: 0.7"><small>{escape(footer)}</small></div></div>'
 
 
 def table_html(title: str, rows: Mapping[str, object]) -> str:
@@ -73,10 +34,6 @@ def table_html(title: str, rows: Mapping[str, object]) -> str:
     return f"<table><caption>{escape(title)}</caption>{cells}</table>"
 
 
-def _text(choice: Choice) -> str:
-    shaded = (
-        f'<span style="{_ACCEPTED}">{escape(text)}</span>' if drafted else escape(text)
-        for text, drafted in choice.pieces()
-    )
-    error = f" <em>{escape(choice.error)}</em>" if choice.error else ""
-    return "".join(shaded) + error
+def _text(pieces: Shaded, error: str | None) -> str:
+    shown = (f'<span style="{_SHADE}">{escape(text)}</span>' if shaded else escape(text) for text, shaded in pieces)
+    return "".join(shown) + (f" <em>{escape(error)}</em>" if error else "")

@@ -23,9 +23,9 @@ from outrider.bench.page import page
 from outrider.bench.prompts import COMPLETE_CODE, selected_prompts
 from outrider.bench.report import SCHEMA_VERSION
 from outrider.bench.runner import Setting, grid
-from outrider.bench.session import method_arms
 from outrider.bench.verdict import verdicts
 from outrider.cli import main
+from outrider.cli.bench import method_arms
 from outrider.cli.options import MethodFlags
 from outrider.errors import ConfigError
 from outrider.kernels.native import cpu

@@ -17,7 +17,6 @@ from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.ngram import Ngram
 from outrider.engine.request import TokenLogprob
 from outrider.metrics import PhaseSeconds, RowCosts, SpeculationStats
-from outrider.notebook import figures
 
 SHADED = re.compile(r"<span style=[^>]*>(.*?)</span>", re.S)
 
@@ -106,9 +105,9 @@ def test_a_notebook_shows_accepted_drafts_in_another_shade(done: Completion) -> 
     shown = done._repr_html_()
     accepted = ["".join(text for text, drafted in choice.pieces() if drafted) for choice in done.choices]
     assert "".join(map(html.unescape, SHADED.findall(shown))) == "".join(accepted)
-    assert html.escape(figures(done)) in shown
-    assert re.fullmatch(r"[\d.]+ tokens/s · [\d.]+ tokens/round · 48 tokens · length · \d+ accepted .*", figures(done))
-    assert "accepted drafts" not in figures(drafting("none").generate("the hat", max_tokens=5)[0])
+    assert html.escape(done.figures) in shown
+    assert re.fullmatch(r"[\d.]+ tokens/s · [\d.]+ tokens/round · 48 tokens · length · \d+ accepted .*", done.figures)
+    assert "accepted drafts" not in drafting("none").generate("the hat", max_tokens=5)[0].figures
 
 
 def test_a_notebook_says_first_whether_it_got_faster() -> None:
@@ -123,10 +122,10 @@ def test_a_notebook_says_first_whether_it_got_faster() -> None:
     choice = replace(done.choices[0], speculation=stats)
     faster = replace(done, choices=(choice,), seconds=timed)
     assert faster.prediction is not None
-    assert figures(faster).startswith(
+    assert faster.figures.startswith(
         f"{faster.prediction.speedup:.2f} × plain (predicted) · 80.0 tokens/s · 2.00 tokens"
     )
-    assert not re.search("[α-ω]", figures(faster) + faster._repr_html_())
+    assert not re.search("[α-ω]", faster.figures + faster._repr_html_())
 
 
 def test_a_notebook_shows_a_choice(done: Completion) -> None:
@@ -152,6 +151,7 @@ def test_everything_public_is_shown_for_a_person() -> None:
     assert choice.logprobs is not None
     assert done.prompt_logprobs is not None
     shown = [llm, stream, last, done, choice, done.seconds, done.seconds.by_rows, done.prediction, choice.speculation]
+    assert repr(llm.engine) == "Engine(HFModel, running=0, waiting=0)"
     shown += [*choice.logprobs, *done.prompt_logprobs, llm.tokenizer, llm.drafter_config]
     for item in shown:
         assert not re.search(r"0x[0-9a-f]{4}|\d\.\d{9}|\n", repr(item)), repr(item)

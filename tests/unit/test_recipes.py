@@ -12,7 +12,7 @@ from tiny import VOCABULARY
 from outrider.errors import ConfigError
 from outrider.train.features.batches import Batch, BatchShape
 from outrider.train.objectives import make_objective
-from outrider.train.recipes.base import Acceptance, Recipe, chain_acceptance, recipe_class, starts, trainable
+from outrider.train.recipes.base import Acceptance, Recipe, drafted_acceptance, recipe_class, starts, trainable
 
 HEADS = 3
 METHODS = ["blockwise", "medusa"]
@@ -140,11 +140,11 @@ def test_acceptance_is_what_a_walk_along_the_text_finds(method: str, temperature
 def test_perfect_guesses_are_all_accepted() -> None:
     one = batch()
     guesses = torch.stack([one.following(depth + 2) for depth in range(4)])
-    found = chain_acceptance(one, guesses, teacher().best(one.final))
+    found = drafted_acceptance(one, [guesses], teacher().best(one.final))
     assert torch.equal(found.accepted, found.tested)
     assert found.tested.tolist() == [int(part.sum()) for part in starts(one, 4)]
     assert found.accepted_length == pytest.approx(5.0)
-    wrong = chain_acceptance(one, (guesses + 1) % VOCABULARY, teacher().best(one.final))
+    wrong = drafted_acceptance(one, [(guesses + 1) % VOCABULARY], teacher().best(one.final))
     assert wrong.accepted.sum() == 0
     assert (wrong.accepted_length, wrong.tested.tolist()[1:]) == (1.0, [0, 0, 0])
 

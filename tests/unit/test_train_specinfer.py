@@ -17,7 +17,7 @@ from outrider.train.features.batches import Batch, Batches, BatchShape, held_out
 from outrider.train.loop.training import Task, Training
 from outrider.train.recipes._distillation import agrees_with_target
 from outrider.train.recipes._small_decoder import SmallDecoder
-from outrider.train.recipes.base import Recipe, chain_acceptance, merged_acceptance, recipe_class
+from outrider.train.recipes.base import Recipe, drafted_acceptance, recipe_class
 from outrider.train.settings import Settings
 
 SHAPE = BatchShape(layers=(LAYERS,), rows=400)
@@ -104,10 +104,10 @@ def test_a_merged_tree_is_right_where_one_chain_is_all_the_way() -> None:
     wrong = (true + 1) % 64
     first_half = torch.stack([true[0], wrong[1]])
     second_half = torch.stack([wrong[0], true[1]])
-    crossed = merged_acceptance(one, [first_half, second_half], best)
+    crossed = drafted_acceptance(one, [first_half, second_half], best)
     assert crossed.rates == [1.0, 0.0], "a chain went on where another one had been right"
-    assert merged_acceptance(one, [wrong, true], best).rates == [1.0, 1.0]
-    alone = chain_acceptance(one, first_half, best)
+    assert drafted_acceptance(one, [wrong, true], best).rates == [1.0, 1.0]
+    alone = drafted_acceptance(one, [first_half], best)
     assert (crossed.accepted.tolist(), crossed.tested.tolist()) == (alone.accepted.tolist(), alone.tested.tolist())
 
 

@@ -19,8 +19,8 @@ from outrider.audit.frequencies import ITSELF, Here, Redraw, check_frequencies
 from outrider.audit.stages import FrequencyStages
 from outrider.bench.equality import promises_plain_text
 from outrider.bench.runner import Setting
-from outrider.bench.session import method_arms
 from outrider.cli import main
+from outrider.cli.bench import method_arms
 from outrider.cli.options import MethodFlags
 from outrider.drafters.base import Needs
 from outrider.drafters.draft_model import DraftModel

@@ -65,8 +65,11 @@ class DecoyDrafter:
             node = builder.add(node, token)
         return builder.build()
 
-    def observe(self, outcome: Outcome) -> None: ...
+    def observe(self, outcome: Outcome) -> None:
+        """Do nothing: nothing depends on it."""
 
-    def pause(self, key: str) -> None: ...
+    def pause(self, key: str) -> None:
+        """Do nothing: nothing depends on it."""
 
-    def close(self, key: str) -> None: ...
+    def close(self, key: str) -> None:
+        """Do nothing: nothing depends on it."""

@@ -91,7 +91,7 @@ class Redraw:
         return int(counts.sum())
 
     def count(self, batch: int) -> torch.Tensor:
-        """See :class:`TextCounter`; the result is as for :func:`tally`."""
+        """The result is as for :func:`tally`."""
         recording = self.recording
         params = SamplingParams(temperature=self.temperature, max_tokens=recording.length * self.each)
         parts = Parts(
@@ -132,7 +132,7 @@ def fit(counts: torch.Tensor, cells: Mapping[tuple[int, ...], float]) -> Fit:
 
 
 def count(source: TextCounter, batch: int) -> torch.Tensor:
-    """See :meth:`TextCounter.count`; a function, so that workers can be sent it."""
+    """A function, so that workers can be sent it."""
     return source.count(batch)
 
 
@@ -140,7 +140,7 @@ class TaskPool(Protocol):
     """Runs a function over items, in other processes or here, and yields the results in order."""
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> Iterable[Any]:
-        """Apply a function to all items, like :meth:`concurrent.futures.Executor.map`."""
+        """The results of the function, in order."""
         ...
 
 

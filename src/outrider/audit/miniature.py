@@ -131,7 +131,7 @@ class Miniature:
         return -(-draws // ABREAST)
 
     def count(self, batch: int) -> torch.Tensor:
-        """See :class:`TextCounter`; the settings' tallies lie one behind the other."""
+        """The settings' tallies lie one behind the other."""
         parts = Parts(RecordedModel(recording(), recording().rows[_TARGET]), None, _load, self.config, self.verifier)
         faulty = self.plant(parts) if self.plant else parts
         seeds = range(self.seed + batch * ABREAST, self.seed + (batch + 1) * ABREAST)
@@ -143,7 +143,7 @@ class Miniature:
         return int(counts.sum()) // len(SETTINGS)
 
     def fit(self, counts: torch.Tensor) -> Fit:
-        """See :class:`TextCounter`: the setting that fits worst, its odds times the number of settings."""
+        """The setting that fits worst, its odds times the number of settings."""
         laws = [law(place) for place in range(len(SETTINGS))]
         tallies = torch.split(counts, [len(cells) + 1 for cells in laws])
         worst = min((fit(one, cells) for one, cells in zip(tallies, laws, strict=True)), key=lambda one: one.p_value)

@@ -26,9 +26,11 @@ class Watcher(Protocol):
 class Nobody:
     """Does not want to know."""
 
-    def begin(self, name: str) -> None: ...
+    def begin(self, name: str) -> None:
+        """Do nothing: nothing depends on it."""
 
-    def end(self, word: str) -> None: ...
+    def end(self, word: str) -> None:
+        """Do nothing: nothing depends on it."""
 
 
 class _Bar:

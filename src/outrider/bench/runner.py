@@ -78,6 +78,10 @@ class Models:
     drafts: Mapping[str, TargetModel]
     heads: Mapping[str, HeadCheckpoint] = field(default_factory=dict)
 
+    def load(self, path: str) -> tuple[TargetModel, Tokenizer]:
+        """A draft model; it shares the target's tokenizer."""
+        return self.drafts[path], self.tokenizer
+
     def engine(self, arm: Arm, rows: int = 0) -> LLM:
         """A fresh engine for one method; weights are not copied.
 
@@ -177,10 +181,8 @@ def run(models: Models, workload: Workload, advance: Callable[[], None] = lambda
 def _warm_up(models: Models, workload: Workload, arm: Arm) -> None:
     """The first passes of a process allocate and tune; let no method pay for that."""
     params = SamplingParams(max_tokens=min(_WARM_UP_TOKENS, workload.max_tokens))
-    driver = Driver(models.engine(arm, workload.cache_rows).engine, threaded=False)
-    call = driver.submit([(workload.prompts[0].token_ids, params)])
-    while driver.wait(call) is not None:
-        pass
+    engine = models.engine(arm, workload.cache_rows).engine
+    Driver(engine, threaded=False).complete([(workload.prompts[0].token_ids, params)])
 
 
 def measure(llm: LLM, workload: Workload, prompt: Encoded, setting: Setting, arm: Arm, repeat: int) -> Sample:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,12 +16,10 @@ from outrider.bench.prompts import encode_prompts, file_name, form, selected_pro
 from outrider.bench.report import MEANINGS, SCHEMA_VERSION, arm_json, sample_json, summarise
 from outrider.bench.runner import Arm, Models, Sample, Workload, grid, run
 from outrider.config import Speculation
-from outrider.drafters import AUTOMATIC
-from outrider.drafters.base import DrafterConfig
 from outrider.drafters.none import NoDraft
 from outrider.errors import ConfigError, RequestError
 from outrider.heads.loading import kind_of, read_head
-from outrider.models.backends import load_model, resolve_dtype
+from outrider.models.backends import LoadOptions, load_model, resolve_dtype
 from outrider.models.files.weight_files import weight_files
 from outrider.models.loading import find
 from outrider.options import drafters_named
@@ -29,15 +27,15 @@ from outrider.prompts import Prompt
 from outrider.sampling.params import SamplingParams
 from outrider.verify import make_verifier
 
-if TYPE_CHECKING:
-    from outrider.cli.options import MethodFlags, ModelFlags
-
 
 @dataclass(frozen=True)
 class BenchRequest:
     """What the user asked to be measured."""
 
-    model: ModelFlags
+    model: str
+    """The target's folder, hub id, file or name."""
+    options: LoadOptions
+    """How to load it and the draft models."""
     arms: tuple[Arm, ...]
     """The methods, plain decoding first."""
     prompts: Path | None
@@ -59,28 +57,6 @@ class BenchRequest:
         for temperature in self.temperatures:
             for top_p in self.top_ps:
                 SamplingParams(temperature=temperature, top_p=top_p, seed=self.seed)
-
-
-def method_arms(methods: MethodFlags, algorithms: Sequence[str], model: str) -> tuple[Arm, ...]:
-    """An arm for each method named, plain decoding first; what ``auto`` stands for is run once, named or not.
-
-    Raises:
-        ConfigError: an unknown method, a method named twice, or an option out of bounds.
-    """
-    plain = plain_arm(methods.verifier)
-    found: dict[DrafterConfig, Arm] = {}
-    automatic = [name.lower() == AUTOMATIC for name in algorithms]
-    for name, chosen in sorted(zip(algorithms, automatic, strict=True), key=lambda pair: pair[1]):
-        plan = methods.plan(name, model, ignore_foreign=True)
-        if plan.config == NoDraft():
-            continue
-        twice = found.get(plan.config)
-        if twice is not None and twice.automatic >= chosen:
-            raise ConfigError(f"--algorithms names {name} twice")
-        arm = twice or Arm(plan.config.method, plan.config, plan.verifier)
-        found[plan.config] = replace(arm, automatic=chosen)
-    methods.check_used([arm.config for arm in (plain, *found.values())])
-    return (plain, *found.values())
 
 
 def plain_arm(verifier: str) -> Arm:
@@ -114,7 +90,6 @@ def measure(request: BenchRequest, begin: Callable[[int], None], advance: Callab
     """
     arms, settings = request.arms, grid(request.temperatures, request.top_ps)
     rows = selected_prompts(request.prompts, request.select, request.limit)
-    request.model.use_threads()
     models, dtype = _load(request, arms)
     chat = request.chat if request.chat is not None else bool(models.tokenizer.chat_template)
     workload = Workload(
@@ -149,8 +124,8 @@ def measure(request: BenchRequest, begin: Callable[[int], None], advance: Callab
 
 def _load(request: BenchRequest, arms: Sequence[Arm]) -> tuple[Models, torch.dtype]:
     """The target and every draft model that is used, each once, in one precision on one device."""
-    options = request.model.options
-    target, tokenizer = load_model(request.model.model, options)
+    options = request.options
+    target, tokenizer = load_model(request.model, options)
     dtype = resolve_dtype(options.dtype, target.device)
     drafts, heads = {}, {}
     for path in dict.fromkeys(path for arm in arms for path in drafters_named(arm.config)):
@@ -201,7 +176,7 @@ def _key(sample: Sample) -> tuple[Any, ...]:
 
 
 def _model_facts(request: BenchRequest, models: Models) -> dict[str, Any]:
-    return _file_facts(request.model.model) | {
+    return _file_facts(request.model) | {
         "dtype": models.target.precision,
         "device": str(models.target.device),
         "context_length": models.target.context_length,

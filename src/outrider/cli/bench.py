@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -12,6 +12,9 @@ from cyclopts import Parameter
 from outrider.cli import group, output
 from outrider.cli.numbers import WHOLE, WHOLE_OR_NONE
 from outrider.cli.options import METHOD, MethodFlags, ModelFlags
+from outrider.drafters import AUTOMATIC
+from outrider.drafters.base import DrafterConfig
+from outrider.drafters.none import NoDraft
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,7 +54,8 @@ class WorkFlags:
         from outrider.bench.session import BenchRequest  # takes seconds; --help should answer at once
 
         return BenchRequest(
-            model=model,
+            model=model.model,
+            options=model.options,
             arms=tuple(arms),
             prompts=self.prompts,
             temperatures=tuple(temperatures),
@@ -87,8 +91,6 @@ class GridFlags:
         Raises:
             ConfigError: a value that cannot be read or is out of range.
         """
-        from outrider.bench.session import method_arms  # takes seconds, too
-
         names = [name.strip() for name in self.algorithms.split(",") if name.strip()]
         arms = method_arms(methods, names, model.model)
         temperatures, top_ps = _numbers("--temperature", self.temperature), _numbers("--top-p", self.top_p)
@@ -97,6 +99,31 @@ class GridFlags:
 
 GRID: Final = GridFlags()
 """Defaults of the signature."""
+
+
+def method_arms(methods: MethodFlags, algorithms: Sequence[str], model: str) -> tuple[Arm, ...]:
+    """An arm for each method named, plain decoding first; what ``auto`` stands for is run once, named or not.
+
+    Raises:
+        ConfigError: an unknown method, a method named twice, or an option out of bounds.
+    """
+    from outrider.bench.runner import Arm
+    from outrider.bench.session import plain_arm  # takes seconds, too
+
+    plain = plain_arm(methods.verifier)
+    found: dict[DrafterConfig, Arm] = {}
+    automatic = [name.lower() == AUTOMATIC for name in algorithms]
+    for name, chosen in sorted(zip(algorithms, automatic, strict=True), key=lambda pair: pair[1]):
+        plan = methods.plan(name, model, ignore_foreign=True)
+        if plan.config == NoDraft():
+            continue
+        twice = found.get(plan.config)
+        if twice is not None and twice.automatic >= chosen:
+            raise ConfigError(f"--algorithms names {name} twice")
+        arm = twice or Arm(plan.config.method, plan.config, plan.verifier)
+        found[plan.config] = replace(arm, automatic=chosen)
+    methods.check_used([arm.config for arm in (plain, *found.values())])
+    return (plain, *found.values())
 
 
 def bench(
@@ -119,7 +146,9 @@ def bench(
         html: Write a page with plots to this file.
     """
     output.check_writable(json_file, html)
-    result = output.finite(_measure(grid.request(model, work, methods)))
+    request = grid.request(model, work, methods)
+    model.use_threads()
+    result = output.finite(_measure(request))
     _show(result, to_stdout=json_file == Path("-"))
     output.write_result(result, json_file)
     if html is not None:

@@ -63,6 +63,7 @@ def study(
     """
     output.check_writable(json_file, plot)
     request = flags.request(model, work)
+    model.use_threads()
     from outrider.study.plot import picture
     from outrider.study.run import study as run  # takes seconds; --help and bad flags should answer at once
     from outrider.study.table import show

@@ -52,7 +52,7 @@ class DynamicTree:
         return self.topk
 
     def width(self, ranks: Ranks, causal: bool) -> int:
-        """See :class:`TreeShape`; where no draw may be looked at, only the anchor branches."""
+        """Where no draw may be looked at, only the anchor branches."""
         return 1 if causal and ranks else self.topk
 
 

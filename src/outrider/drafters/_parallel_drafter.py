@@ -44,7 +44,7 @@ class ParallelDrafter:
         self._failures = Failures()
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """See :class:`outrider.drafters.base.Drafter`; only the last row matters, and that one is always computed."""
+        """Only the last row matters, and that one is always computed."""
         self.close(key)
         return most
 

@@ -97,9 +97,11 @@ class NgramDrafter:
             trees.append(sequence.builder().chain(copied(sequence.tokens, start, most)).build())
         return trees
 
-    def observe(self, outcome: Outcome) -> None: ...
+    def observe(self, outcome: Outcome) -> None:
+        """Do nothing: nothing depends on it."""
 
-    def pause(self, key: str) -> None: ...
+    def pause(self, key: str) -> None:
+        """Do nothing: nothing depends on it."""
 
     def close(self, key: str) -> None:
         self._indexes.pop(key, None)

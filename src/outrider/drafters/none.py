@@ -39,8 +39,11 @@ class NoDrafter:
     def propose(self, context: DraftContext) -> list[TokenTree]:
         return [root_only(sequence.tokens[-1]) for sequence in context.sequences]
 
-    def observe(self, outcome: Outcome) -> None: ...
+    def observe(self, outcome: Outcome) -> None:
+        """Do nothing: nothing depends on it."""
 
-    def pause(self, key: str) -> None: ...
+    def pause(self, key: str) -> None:
+        """Do nothing: nothing depends on it."""
 
-    def close(self, key: str) -> None: ...
+    def close(self, key: str) -> None:
+        """Do nothing: nothing depends on it."""

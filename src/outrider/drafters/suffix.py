@@ -99,11 +99,6 @@ class Corpus:
         self._half = megabytes * 2**20 // _BYTES_PER_TOKEN // 2
         self._halves = [SuffixAutomaton(), SuffixAutomaton()]
 
-    @property
-    def bytes_bound(self) -> int:
-        """Upper bound of the memory it takes."""
-        return sum(half.tokens for half in self._halves) * _BYTES_PER_TOKEN
-
     def add(self, tokens: Sequence[int]) -> None:
         """Keep an output."""
         if self._half == 0:
@@ -187,7 +182,8 @@ class SuffixDrafter:
             if (text := self._texts.get(sequence.key)) is not None:
                 text.calibration.observe(tree if tree is text.drafted else None, verdict)
 
-    def pause(self, key: str) -> None: ...
+    def pause(self, key: str) -> None:
+        """Do nothing: nothing depends on it."""
 
     def close(self, key: str) -> None:
         text = self._texts.pop(key, None)

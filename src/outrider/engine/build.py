@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from outrider.config import CacheConfig, SchedulerConfig, Speculation, read_config
+from outrider.control.base import Controller
 from outrider.control.fair_share import FairShare
 from outrider.drafters.base import DrafterConfig, Workbench, check_rollback
 from outrider.engine.engine import Engine
@@ -20,6 +21,7 @@ from outrider.kv.memory import automatic_rows, check_fits
 from outrider.kv.pool import KVPool
 from outrider.models.base import TargetModel
 from outrider.models.files.tokenizer import Tokenizer
+from outrider.options import drafters_named
 from outrider.verify import check_exact, make_verifier
 from outrider.verify.base import Verifier
 
@@ -27,6 +29,15 @@ _MOST_ROWS: Final = 65536
 _log: Final = logging.getLogger(__name__)
 Loader = Callable[[str], tuple[TargetModel, Tokenizer | None]]
 """Loads a draft model by name."""
+
+
+def no_drafts(path: str) -> tuple[TargetModel, Tokenizer | None]:
+    """Load nothing, where no draft model is known.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError(f"there is no draft model {path!r} in memory")
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +109,11 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
     verifier: Verifier,
     pool: KVPool,
     *,
-    load: Loader,
+    load: Loader = no_drafts,
     heads: Mapping[str, HeadCheckpoint] | None = None,
     scheduler: SchedulerConfig | None = None,
+    controller: Controller | None = None,
+    others: Sequence[DrafterConfig] = (),
     ids_alone: bool = False,
     reserve: Callable[[str, int], None] = lambda name, row_bytes: None,
     kind: Callable[..., Engine] = Engine,
@@ -116,13 +129,19 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
         load: loads draft models.
         heads: trained heads in memory, by name.
         scheduler: how much work goes into one pass.
+        controller: says how much each request drafts; None lets each draft as much as its method wants.
+        others: more methods, which the controller may move requests to; each needs draft models of its own.
         ids_alone: serve token ids alone, without text and end tokens, though there is a tokenizer.
         reserve: told how many bytes one position takes in a cache of the drafter's own.
         kind: the engine's class.
 
     Raises:
+        ConfigError: two methods would share a draft model, whose cache only one of them can keep.
         ModelError: a draft model or head cannot be served.
     """
+    named = [name for each in (config, *others) for name in set(drafters_named(each))]
+    if len(set(named)) < len(named):
+        raise ConfigError(f"two methods of one engine draft with the same model: {', '.join(named)}; give each its own")
     vocabulary = min(target.vocabulary, tokenizer.vocab_size) if tokenizer else target.vocabulary
     bench = Workbench(
         target=target,
@@ -139,10 +158,10 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
         target=target,
         tokenizer=None if ids_alone else tokenizer,
         pool=pool,
-        drafters=(config.build(bench),),
+        drafters=[each.build(bench) for each in (config, *others)],
         verifier=verifier,
         config=scheduler or SchedulerConfig(),
-        controller=FairShare(config.most_nodes),
+        controller=controller or FairShare(max(each.most_nodes for each in (config, *others))),
         vocabulary=vocabulary,
     )
 

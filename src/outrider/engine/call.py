@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -56,6 +57,8 @@ class Call:
         self.mail: SimpleQueue[Letter] = SimpleQueue()
         self.readers: list[Callable[[], None]] = []
         """Who waits for mail now, each with what wakes it."""
+        self.told = False
+        """Whether an error is in the mail that nobody has read."""
         self._tokenizer, self._ends_only, self._clock = tokenizer, ends_only, self.seconds
         self._before = self.seconds
         self._drafted: dict[str, list[bool]] = {}
@@ -95,7 +98,7 @@ class Call:
     async def awaited(self, waiting: Callable[[], None]) -> Letter:
         """The same for an event loop, which goes on meanwhile."""
         arrived = asyncio.Event()
-        wake = partial(_wake, asyncio.get_running_loop(), arrived)
+        wake = partial(_wake, asyncio.get_running_loop(), weakref.ref(arrived))
         self.readers.append(wake)
         try:
             while True:
@@ -116,6 +119,7 @@ class Call:
         if letter is END:
             self.put(END)  # for whoever else reads
         if isinstance(letter, BaseException):
+            self.told = False
             try:
                 raise letter
             finally:
@@ -158,6 +162,9 @@ def _awake() -> None:
     """A reader that its queue wakes."""
 
 
-def _wake(loop: asyncio.AbstractEventLoop, arrived: asyncio.Event) -> None:
-    with suppress(RuntimeError):  # the loop was closed, and its reader with it
-        loop.call_soon_threadsafe(arrived.set)
+def _wake(loop: asyncio.AbstractEventLoop, reference: weakref.ref[asyncio.Event]) -> None:
+    """Wake a coroutine, which this does not keep alive: one that is dropped unfinished cancels what it asked for."""
+    arrived = reference()
+    if arrived is not None:
+        with suppress(RuntimeError):  # the loop was closed, and its reader with it
+            loop.call_soon_threadsafe(arrived.set)

@@ -95,7 +95,7 @@ class _Outcome:
         return [
             Committed(turn.request.id, turn.request.inputs, rows.context, [first + row for row in turn.kept])
             for turn, first, rows in zip(self._turns, self._batch.starts, self._batch.sequences, strict=True)
-            if turn.verdict is None or turn.verdict.tokens
+            if turn.verdict is None or turn.verdict.tokens or turn.ended_well
         ]
 
 

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from outrider.completion import Choice
+from outrider.completion import Choice, Completion
 from outrider.engine.call import ADMITTED, END, Call, Letter, Wish
 from outrider.engine.engine import Engine
 from outrider.engine.rounds import Command, Rounds, nothing, run
@@ -169,6 +169,31 @@ class Driver:
         if fault is not None:
             raise fault
         return progress
+
+    def complete(self, wishes: Iterable[Wish], advance: Callable[[], None] = lambda: None) -> list[Completion]:
+        """Complete prompts and wait for all of them; see :meth:`submit` and :meth:`wait` for errors.
+
+        Args:
+            wishes: prompts and their parameters.
+            advance: called whenever an output has ended.
+        """
+        call = self.submit(wishes, ends_only=True)
+        try:
+            while self.wait(call) is not None:
+                advance()
+        finally:
+            self.cancel(call)
+        return call.completions()
+
+    async def acomplete(self, wishes: Iterable[Wish]) -> list[Completion]:
+        """The same for an event loop; cancelling the coroutine cancels the requests."""
+        call = self.post(wishes, ends_only=True)
+        try:
+            while await self.awaited(call) is not None:
+                pass
+        finally:
+            self.cancel(call)
+        return call.completions()
 
     def completed(
         self, wishes: Iterable[tuple[_Name, Wish]], most: int

@@ -78,6 +78,11 @@ class Engine:
         self._cancelled: list[Request] = []
         self._submitted = 0
 
+    def __repr__(self) -> str:
+        """What it serves, and how many requests are open."""
+        running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
+        return f"Engine({type(self.target).__name__}, running={running}, waiting={waiting})"
+
     def step(self) -> list[Progress]:
         """Run one round for every request that has room in it.
 

@@ -77,9 +77,11 @@ class Rounds:
         """Tell what a round raised to all who wait."""
         if self.fault is not None:
             self._obey()  # whoever was told the last one may have cancelled what raised
-        waiting = [call for call in dict.fromkeys(self._calls.values()) if call.readers]
+        waiting = [call for call in dict.fromkeys(self._calls.values()) if call.readers and not call.told]
         if waiting and self.fault is not None:
-            self._outbox += [(call, self.fault) for call in waiting]
+            for call in waiting:
+                call.told = True
+                self._outbox.append((call, self.fault))
             self.fault = None
 
     def admit(self, call: Call) -> None:

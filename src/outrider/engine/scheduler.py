@@ -140,7 +140,7 @@ class Scheduler:
 
     def _awaits_rows(self, request: Request) -> bool:
         """Whether a running request is about to compute rows that this one can take over then."""
-        if request.awaited is None:
+        if request.awaited is None and self._cache.shares:
             request.awaited = self._leader(request)
         if request.awaited is not None:
             leader, rows = request.awaited

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from outrider.control.price import RowPrice
 from outrider.engine.request import Request, TokenLogprob
-from outrider.engine.stopping import Endings, Stopper, Taken
+from outrider.engine.stopping import Endings, FinishReason, Stopper, Taken
 from outrider.tree import SequenceRows, TokenTree
 from outrider.verify.base import Verdict
 
@@ -76,6 +76,12 @@ class Turn:
     def decodes(self) -> bool:
         """Whether this pass computes nothing of the prompt."""
         return self.forced == 0
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether the output has come to an end that is no error; known once the rule has judged."""
+        reason = None if self.taken is None else self.taken.finish_reason
+        return reason not in (None, FinishReason.ERROR)
 
     @property
     def rows(self) -> SequenceRows:

@@ -330,7 +330,7 @@ class KVPool:
         return self._caches[model]
 
     def forget_prefixes(self) -> None:
-        """Empty the prefix cache of every model."""
+        """Forget what every model's cache keeps for its text."""
         for cache in self._caches.values():
             cache.forget_prefixes()
 

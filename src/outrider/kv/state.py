@@ -77,7 +77,7 @@ class LayerStore:
             )
 
     def keep(self, kept: Sequence[Kept], source: Slots, target: Slots) -> None:
-        """See :class:`LayerState`: rows move, and what was rejected is overwritten by the next pass."""
+        """Rows move, and what was rejected is overwritten by the next pass."""
         if len(source):
             device = self.keys.device
             here, there = (torch.from_numpy(slots).to(device) for slots in (source, target))
@@ -85,4 +85,4 @@ class LayerStore:
                 store.index_copy_(1, there, store.index_select(1, here))
 
     def forget(self, key: str) -> None:
-        """See :class:`LayerState`: whoever owns the pages next writes every row before reading it."""
+        """Whoever owns the pages next writes every row before reading it."""

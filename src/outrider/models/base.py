@@ -148,7 +148,7 @@ class HiddenLogits:
         self.vocabulary = self.width = vocabulary
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """See :class:`TargetModel`; a token is its unit vector."""
+        """A token is its unit vector."""
         return torch.nn.functional.one_hot(tokens, self.vocabulary).float()
 
     def unembed(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ _HEADS: Final = {"", "dspark"}
 
 
 def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether the configuration and the names of the weights are in this format."""
+    """Whether a source is of this format."""
     return "speculators_model_type" not in told and {
         "hidden_norm.weight",
         "fc.weight",
@@ -34,7 +34,7 @@ def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
 
 
 def read(source: Source) -> HeadCheckpoint:
-    """Read a head of this format."""
+    """Read the head in a source of this format."""
     told = source.told.part("dflash_config").over(source.told)
     _check_served(told)
     architectures = source.told.texts("architectures")
@@ -81,7 +81,7 @@ def _spread(depth: int, count: int) -> tuple[int, ...]:
 
 
 def write(checkpoint: HeadCheckpoint, to: str) -> Exported:
-    """Convert a head to this format."""
+    """Write a head in this format."""
     config: DSparkConfig = checkpoint.config
     vocabulary, corrected = known_vocabulary(checkpoint), config.correction in CORRECTIONS
     refuse(

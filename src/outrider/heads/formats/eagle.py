@@ -28,7 +28,7 @@ TO: Final = "the EAGLE format"
 
 
 def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether the configuration and the names of the weights are in this format."""
+    """Whether a source is of this format."""
     plain = {name.removeprefix("model.") for name in names}
     others = {"hidden_norm.weight", "layers.0.hidden_norm.weight", "midlayer.hidden_norm.weight"}
     return (
@@ -39,7 +39,7 @@ def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
 
 
 def read(source: Source) -> HeadCheckpoint:
-    """Read a head of this format."""
+    """Read the head in a source of this format."""
     told, name = source.told, source.name
     weights = renamed(source.files.read(source.files.names), lambda key: key.removeprefix("model."))
     shape = block_shape(told, weights, "layers.0.")
@@ -66,7 +66,7 @@ def final_rows(layers: int) -> tuple[int, ...]:
 
 
 def write(checkpoint: HeadCheckpoint, to: str) -> Exported:
-    """Convert a head to this format."""
+    """Write a head in this format."""
     config: EagleConfig = checkpoint.config
     shape, vocabulary = config.block, known_vocabulary(checkpoint)
     refuse(

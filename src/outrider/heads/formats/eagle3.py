@@ -21,7 +21,7 @@ SPECFORGE: Final = "specforge"
 
 
 def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether the configuration and the names of the weights are in this format."""
+    """Whether a source is of this format."""
     plain = {name.removeprefix("model.") for name in names}
     return "speculators_model_type" not in told and bool(
         plain & {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"}
@@ -29,7 +29,7 @@ def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
 
 
 def read(source: Source) -> HeadCheckpoint:
-    """Read a head of this format."""
+    """Read the head in a source of this format."""
     told = source.told
     if (blocks := told.number("num_hidden_layers", 1)) != 1:
         raise ModelError(f"{source.name}: it has {blocks} blocks, and EAGLE-3 heads here have one")
@@ -44,7 +44,7 @@ def read(source: Source) -> HeadCheckpoint:
 
 
 def write(checkpoint: HeadCheckpoint, to: str) -> Exported:
-    """Convert a head to this format."""
+    """Write a head in this format."""
     config: Eagle3Config = checkpoint.config
     vocabulary = known_vocabulary(checkpoint)
     refuse(

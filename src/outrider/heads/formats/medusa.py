@@ -24,12 +24,12 @@ _LAST: Final = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.weight")
 
 
 def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether the configuration and the names of the weights are in this format."""
+    """Whether a source is of this format."""
     return any(_LINEAR.fullmatch(name) for name in names)
 
 
 def read(source: Source) -> HeadCheckpoint:
-    """Read a head of this format."""
+    """Read the head in a source of this format."""
     told, name = source.told, source.name
     own = [key for key in source.files.names if _LINEAR.fullmatch(key) or _LAST.fullmatch(key)]
     weights = {key.removeprefix("medusa_head."): tensor for key, tensor in source.files.read(own).items()}

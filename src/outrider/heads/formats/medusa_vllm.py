@@ -24,12 +24,12 @@ _SHARED: Final = "lm_head.weight"
 
 
 def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether the configuration and the names of the weights are in this format."""
+    """Whether a source is of this format."""
     return any(_LAYER.fullmatch(name.removeprefix(_PREFIX)) for name in names)
 
 
 def read(source: Source) -> HeadCheckpoint:
-    """Read a head of this format."""
+    """Read the head in a source of this format."""
     told, name = source.told, source.name
     weights = renamed(source.files.read(source.files.names), lambda key: key.removeprefix(_PREFIX))
     found = [(int(m[1]), int(m[2])) for key in weights if (m := _LAYER.fullmatch(key))]

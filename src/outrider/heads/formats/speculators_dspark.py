@@ -22,12 +22,12 @@ KINDS: Final = ("dspark", "dflash")
 
 
 def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether the configuration and the names of the weights are in this format."""
+    """Whether a source is of this format."""
     return told.get("speculators_model_type") in KINDS
 
 
 def read(source: Source) -> HeadCheckpoint:
-    """Read a head of this format."""
+    """Read the head in a source of this format."""
     told = source.told
     layers = layers_of_ids(told, "aux_hidden_state_layer_ids")
     if not layers:
@@ -44,7 +44,7 @@ def read(source: Source) -> HeadCheckpoint:
 
 
 def write(checkpoint: HeadCheckpoint, to: str) -> Exported:
-    """Convert a head to this format."""
+    """Write a head in this format."""
     config: DSparkConfig = checkpoint.config
     shape, vocabulary = config.block, known_vocabulary(checkpoint)
     corrected = config.correction in CORRECTIONS

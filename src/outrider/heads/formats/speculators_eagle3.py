@@ -21,12 +21,12 @@ _STEPS: Final = 4
 
 
 def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether the configuration and the names of the weights are in this format."""
+    """Whether a source is of this format."""
     return told.get("speculators_model_type") == KIND
 
 
 def read(source: Source) -> HeadCheckpoint:
-    """Read a head of this format."""
+    """Read the head in a source of this format."""
     told, inner = source.told, network(source.told)
     if (blocks := inner.number("num_hidden_layers", 1)) != 1:
         raise ModelError(f"{source.name}: it has {blocks} blocks, and EAGLE-3 heads here have one")
@@ -35,7 +35,7 @@ def read(source: Source) -> HeadCheckpoint:
 
 
 def write(checkpoint: HeadCheckpoint, to: str) -> Exported:
-    """Convert a head to this format."""
+    """Write a head in this format."""
     config: Eagle3Config = checkpoint.config
     shape, vocabulary = config.block, known_vocabulary(checkpoint)
     read_width = config.target_width or shape.width

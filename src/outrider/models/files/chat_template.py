@@ -48,7 +48,7 @@ class ChatTemplate:
         continue_final_message: bool | str,
         template_kwargs: Mapping[str, Any] | None,
     ) -> str:
-        """Render messages; arguments are those of ``Tokenizer.apply_chat_template``."""
+        """The conversation as text, in the form the model was trained on."""
         name, template = self._chosen(with_tools=tools is not None)
         extra = dict(template_kwargs or {})
         if wrong := sorted(FIXED & extra.keys()):

@@ -5,17 +5,24 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from outrider.errors import ConfigError
-from outrider.kv.pool import PagedCache
+from outrider.config import SchedulerConfig, Speculation
+from outrider.drafters.base import Committed
+from outrider.engine.build import build_engine
+from outrider.engine.driver import Driver
+from outrider.errors import ConfigError, NumericsError
+from outrider.kv.pool import KVPool
+from outrider.sampling.params import SamplingParams
 from outrider.train.bars import bar
 from outrider.train.data.example import Example
 from outrider.train.features.buffer import FeatureBuffer
-from outrider.tree import SequenceRows, TreeBatch
+from outrider.train.features.recording import Recording, RowWatcher
+from outrider.verify import make_verifier
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
 PASS_ROWS: Final = 512
 """Rows of one pass: enough to use every core well."""
 _PAGE: Final = 16
+_NO_ANSWER: Final = SamplingParams(max_tokens=0)
 
 
 @dataclass(frozen=True)
@@ -112,24 +120,29 @@ def _fitting(examples: Sequence[Example], buffer: FeatureBuffer) -> list[Example
     return fitting
 
 
-@dataclass
-class _Reading:
-    """A text on its way through the target."""
+class _Reader(RowWatcher):
+    """Keeps the rows of each request until they are taken."""
 
-    key: str
-    example: Example
-    done: int = 0
-    parts: dict[int, list[torch.Tensor]] = field(default_factory=lambda: defaultdict(list))
+    def __init__(self, layers: Sequence[int]) -> None:
+        super().__init__(layers)
+        self._parts: dict[str, list[dict[int, torch.Tensor]]] = defaultdict(list)
 
-    @property
-    def left(self) -> int:
-        return len(self.example.tokens) - self.done
+    def see(self, kept: Committed, rows: dict[int, torch.Tensor]) -> None:
+        self._parts[kept.key].append(rows)
+
+    def pause(self, key: str) -> None:
+        self._parts.pop(key, None)
+
+    def take(self, key: str) -> dict[int, torch.Tensor]:
+        """Hand out all rows of a request that has ended, once."""
+        parts = self._parts.pop(key)
+        return {layer: torch.cat([part[layer] for part in parts]) for layer in self.needs.hidden_layers}
 
 
 def capture_each(
     target: TargetModel, examples: Sequence[Example], layers: Sequence[int], pass_rows: int = PASS_ROWS
 ) -> Iterator[tuple[Example, dict[int, torch.Tensor]]]:
-    """Run texts through the target.
+    """Run texts through the target, as prompts to which no answer is asked for.
 
     Args:
         target: the model.
@@ -142,56 +155,25 @@ def capture_each(
 
     Raises:
         ConfigError: a text is longer than the target's context.
+        NumericsError: the target's logits hold NaN or infinity.
     """
     longest = max((len(example.tokens) for example in examples), default=0)
     if longest > target.context_length:
         raise ConfigError(f"a text has {longest} tokens, but the target's context holds {target.context_length}")
-    cache = PagedCache(-(-(2 * pass_rows + longest) // _PAGE) + 1, _PAGE)
-    readings = [_Reading(str(number), example) for number, example in enumerate(examples)]
-    first = 0
-    while first < len(readings):
-        shares = _pack(readings[first : first + pass_rows], cache, pass_rows)
-        _run(target, shares, cache, layers)
-        while first < len(readings) and not readings[first].left:
-            reading = readings[first]
-            cache.release(reading.key)
-            yield reading.example, {layer: torch.cat(parts) for layer, parts in reading.parts.items()}
-            reading.parts.clear()
-            first += 1
-
-
-def _pack(readings: Sequence[_Reading], cache: PagedCache, pass_rows: int) -> list[tuple[_Reading, int]]:
-    """Which texts take part in a pass, in order, and with how many rows each."""
-    shares: list[tuple[_Reading, int]] = []
-    room = pass_rows
-    for reading in readings:
-        count = min(room, reading.left)
-        if not count or not cache.extend(reading.key, reading.done + count):
-            break
-        shares.append((reading, count))
-        room -= count
-    assert shares, "the cache has room for a pass and the longest text"
-    return shares
-
-
-def _run(target: TargetModel, shares: Sequence[tuple[_Reading, int]], cache: PagedCache, layers: Sequence[int]) -> None:
-    """One pass; no row's logits are asked for."""
-    batch = TreeBatch.pack(
-        [
-            SequenceRows(
-                key=reading.key,
-                context=reading.done,
-                forced=tuple(reading.example.tokens[reading.done : reading.done + count]),
-                tree=None,
-            )
-            for reading, count in shares
-        ],
-        target.device,
-    )
-    hidden = target.forward(batch, cache, tuple(layers)).hidden
-    start = 0
-    for reading, count in shares:
-        for layer in layers:
-            reading.parts[layer].append(hidden[layer][start : start + count])
-        reading.done += count
-        start += count
+    reader = _Reader(layers)
+    limits = SchedulerConfig(max_running=pass_rows, max_rows=pass_rows, prefill_chunk=pass_rows)
+    pool = KVPool(2 * pass_rows + longest + _PAGE, _PAGE, prefix_cache=False)
+    rule = make_verifier(Speculation().verifier)
+    engine = build_engine(target, None, Recording(reader), rule, pool, scheduler=limits)
+    waiting, running, ended, first = iter(enumerate(examples)), dict[str, int](), {}, 0
+    with Driver(engine, threaded=False) as driver:
+        while first < len(examples):
+            for number, example in islice(waiting, pass_rows - len(running)):
+                running[driver.submit([(example.tokens, _NO_ANSWER)]).requests[0].id] = number
+            for item in driver.step():
+                if item.request.error is not None:
+                    raise NumericsError(item.request.error)
+                ended[running.pop(item.request.id)] = reader.take(item.request.id)
+            while first in ended:
+                yield examples[first], ended.pop(first)
+                first += 1

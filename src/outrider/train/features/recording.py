@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench
+from outrider.drafters.base import Committed, DraftContext, Needs, Outcome, Workbench
 from outrider.errors import NumericsError
 from outrider.llm import LLM
 from outrider.train.features.buffer import Captured, halves
@@ -23,18 +23,14 @@ if TYPE_CHECKING:
     from outrider.train.data.example import Example
 
 
-class Recorder:
-    """A drafter that only watches."""
+class RowWatcher:
+    """A drafter that drafts nothing, and sees every row of some of the target's layers."""
 
     def __init__(self, layers: Sequence[int]) -> None:
         self.needs = Needs(hidden_layers=tuple(layers))
-        self._rows: dict[str, list[dict[int, torch.Tensor]]] = defaultdict(list)
-        self._tokens: dict[str, Sequence[int]] = {}
-        self._failed: dict[str, NumericsError] = {}
-        self._ended: dict[tuple[int, ...], dict[int, torch.Tensor] | NumericsError] = {}
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """See :class:`outrider.drafters.base.Drafter`: every row has to be seen, so none is taken over."""
+        """Every row has to be seen, so none is taken over."""
         return 0
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
@@ -43,17 +39,39 @@ class Recorder:
     def observe(self, outcome: Outcome) -> None:
         hidden = outcome.output.hidden
         for kept in outcome.committed:
-            self._tokens[kept.key] = kept.tokens
-            rows = torch.tensor(kept.rows)
-            try:
-                found = {layer: halves(layer, hidden[layer][rows]) for layer in self.needs.hidden_layers}
-            except NumericsError as error:  # this text's alone: others of the pass are sound
-                self._failed[kept.key] = error
-            else:
-                self._rows[kept.key].append(found)
+            first, last = kept.rows[0], kept.rows[-1]
+            rows = slice(first, last + 1) if last - first + 1 == len(kept.rows) else torch.tensor(kept.rows)
+            self.see(kept, {layer: hidden[layer][rows] for layer in self.needs.hidden_layers})
+
+    def see(self, kept: Committed, rows: dict[int, torch.Tensor]) -> None:
+        """Take in the next rows of a sequence, which are views of the pass's where they lie side by side there."""
 
     def pause(self, key: str) -> None:
-        """See :class:`outrider.drafters.base.Drafter`: the request comes back and is computed again."""
+        """The request comes back and is computed again."""
+
+    def close(self, key: str) -> None:
+        """Do nothing: nothing depends on it."""
+
+
+class Recorder(RowWatcher):
+    """Keeps what it sees of each text, and hands it out once the text has ended."""
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        super().__init__(layers)
+        self._rows: dict[str, list[dict[int, torch.Tensor]]] = defaultdict(list)
+        self._tokens: dict[str, Sequence[int]] = {}
+        self._failed: dict[str, NumericsError] = {}
+        self._ended: dict[tuple[int, ...], dict[int, torch.Tensor] | NumericsError] = {}
+
+    def see(self, kept: Committed, rows: dict[int, torch.Tensor]) -> None:
+        self._tokens[kept.key] = kept.tokens
+        try:
+            self._rows[kept.key].append({layer: halves(layer, found) for layer, found in rows.items()})
+        except NumericsError as error:  # this text's alone: others of the pass are sound
+            self._failed[kept.key] = error
+
+    def pause(self, key: str) -> None:
+        """The request comes back and is computed again."""
         self._rows.pop(key, None)
         self._failed.pop(key, None)
 
@@ -93,21 +111,21 @@ class Recording:
     method: ClassVar[str] = "recording"
     automatic_rank: ClassVar[int] = 0
 
-    recorder: Recorder
+    recorder: RowWatcher
     most_nodes: ClassVar[int] = 1
 
     @property
     def needs(self) -> Needs:
         return self.recorder.needs
 
-    def build(self, bench: Workbench) -> Recorder:
+    def build(self, bench: Workbench) -> RowWatcher:
         return self.recorder
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> None:
-        """See :class:`outrider.drafters.base.DrafterConfig`: never a user's choice."""
+        """Never a user's choice."""
 
 
 def watched(llm: LLM, recorder: Recorder) -> LLM:
     """The same target, decoding plainly before a recorder's eyes."""
-    return LLM.from_model(llm.engine.target, llm.tokenizer, speculation=Recording(recorder))
+    return llm.speculating(Recording(recorder))

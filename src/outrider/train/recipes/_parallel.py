@@ -16,7 +16,7 @@ from outrider.train.recipes.base import (
     LossReport,
     Recipe,
     best_tokens,
-    chain_acceptance,
+    drafted_acceptance,
     starts,
     target_law,
 )
@@ -67,7 +67,7 @@ def parallel_acceptance(head: Any, batch: Batch, teacher: Teacher, depths: int) 
     for texts, rows in _pieces(batch.mask):
         best = head(batch.final[texts, rows]).argmax(-1)
         guesses[:, texts, rows] = head.ids[best].T
-    return chain_acceptance(batch, guesses, best_tokens(batch, teacher))
+    return drafted_acceptance(batch, [guesses], best_tokens(batch, teacher))
 
 
 def _pieces(mask: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -14,7 +14,7 @@ import torch
 
 from outrider.train.features.batches import Batch
 from outrider.train.features.teacher import Teacher
-from outrider.train.recipes.base import Acceptance, best_tokens, chain_acceptance, drafted_tokens
+from outrider.train.recipes.base import Acceptance, best_tokens, drafted_acceptance, drafted_tokens
 
 
 @dataclass(eq=False)
@@ -92,4 +92,4 @@ def unrolled_acceptance(head: Any, batch: Batch, teacher: Teacher, steps: int) -
     guesses = torch.full((steps, *batch.tokens.shape), -1, device=batch.tokens.device)
     for depth, answers in enumerate(unroll(head, batch, teacher, steps)):
         guesses[depth][batch.mask] = drafted_tokens(head, head.logits(answers[batch.mask], teacher.logits))
-    return chain_acceptance(batch, guesses, best_tokens(batch, teacher))
+    return drafted_acceptance(batch, [guesses], best_tokens(batch, teacher))

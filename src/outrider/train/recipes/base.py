@@ -235,33 +235,18 @@ def starts(batch: Batch, depths: int) -> torch.Tensor:
     return torch.stack(counted)
 
 
-def chain_acceptance(
-    batch: Batch, guesses: torch.Tensor, best: torch.Tensor, at: torch.Tensor | None = None
-) -> Acceptance:
-    """Acceptance of a chain drafted at every start, each guess made under the text's own tokens before it.
-
-    A guess is accepted if it is the target's most probable token.  Deeper ones are tested while the text went on with
-    that very token, as it always does where the answer was written greedily: elsewhere the next row is another text's.
-
-    Args:
-        batch: the texts.
-        guesses: int64 [depths, B, T], target token ids.
-        best: int64 [B, T], the target's most probable next token of every row.
-        at: bool [B, T], the starts where a chain was drafted; None is every start.
-    """
-    return merged_acceptance(batch, [guesses], best, at)
-
-
-def merged_acceptance(
+def drafted_acceptance(
     batch: Batch, chains: Sequence[torch.Tensor], best: torch.Tensor, at: torch.Tensor | None = None
 ) -> Acceptance:
-    """Acceptance of the tree that several chains merge into.
+    """Acceptance of a chain drafted at every start, or of the tree that several chains merge into.
 
-    A depth is accepted where a chain that was right at all depths before is right there, too.
+    Each guess is made under the text's own tokens before it, and accepted if it is the target's most probable token in
+    a chain that was right at all depths before.  Deeper ones are tested while the text went on with that very token, as
+    it always does where the answer was written greedily: elsewhere the next row is another text's.
 
     Args:
         batch: the texts.
-        chains: guesses of each drafter, see :func:`chain_acceptance`.
+        chains: of each drafter, int64 [depths, B, T], target token ids.
         best: int64 [B, T], the target's most probable next token of every row.
         at: bool [B, T], the starts where chains were drafted; None is every start.
     """

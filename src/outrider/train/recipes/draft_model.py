@@ -18,7 +18,7 @@ from outrider.train.features.teacher import Teacher
 from outrider.train.products import Product
 from outrider.train.recipes._distillation import DraftModelProduct, chain_guesses, distillation_loss
 from outrider.train.recipes._small_decoder import Cut, SmallDecoder, check_cut, parse_layers, source_of, spread_layers
-from outrider.train.recipes.base import Acceptance, LossReport, Recipe, best_tokens, chain_acceptance, register
+from outrider.train.recipes.base import Acceptance, LossReport, Recipe, best_tokens, drafted_acceptance, register
 
 if TYPE_CHECKING:
     from outrider.models.base import TargetModel
@@ -74,4 +74,4 @@ class DraftModelRecipe(SmallDecoderRecipe):
     def acceptance(self, head: SmallDecoder, batch: Batch, teacher: Teacher) -> Acceptance:
         """Held-out acceptance of the chain of best guesses."""
         guesses = chain_guesses(head, batch, teacher, self.steps)
-        return chain_acceptance(batch, guesses, best_tokens(batch, teacher))
+        return drafted_acceptance(batch, [guesses], best_tokens(batch, teacher))

@@ -27,7 +27,7 @@ from outrider.train.recipes.base import (
     LossReport,
     Recipe,
     best_tokens,
-    chain_acceptance,
+    drafted_acceptance,
     drafted_tokens,
     register,
     starts,
@@ -124,7 +124,7 @@ class DSparkRecipe(Recipe):
         texts, rows = drafted.texts[drafted.real], drafted.rows[drafted.real]
         at[texts, rows] = True
         guesses[:, texts, rows] = drafted_tokens(head, corrected(head, drafted))[drafted.real].T
-        return chain_acceptance(batch, guesses, best_tokens(batch, teacher), at)
+        return drafted_acceptance(batch, [guesses], best_tokens(batch, teacher), at)
 
     def calibrate(self, head: DSparkHead, batches: Sequence[Batch], teacher: Teacher) -> Mapping[str, float]:
         """Set the temperatures of the confidence; returns its calibration error before and after."""

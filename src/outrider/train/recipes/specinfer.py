@@ -23,7 +23,7 @@ from outrider.train.features.teacher import Teacher
 from outrider.train.products import UNTRAINED, Product
 from outrider.train.recipes._distillation import DraftModelProduct, agrees_with_target, chain_guesses, distillation_loss
 from outrider.train.recipes._small_decoder import SmallDecoder
-from outrider.train.recipes.base import Acceptance, LossReport, best_tokens, merged_acceptance, register
+from outrider.train.recipes.base import Acceptance, LossReport, best_tokens, drafted_acceptance, register
 from outrider.train.recipes.draft_model import DraftModelRecipe, SmallDecoderRecipe
 
 
@@ -88,4 +88,4 @@ class SpecInferRecipe(SmallDecoderRecipe):
 
     def _merged(self, heads: Sequence[SmallDecoder], batch: Batch, teacher: Teacher) -> Acceptance:
         guesses = [chain_guesses(head, batch, teacher, self.steps) for head in heads]
-        return merged_acceptance(batch, guesses, best_tokens(batch, teacher))
+        return drafted_acceptance(batch, guesses, best_tokens(batch, teacher))

@@ -38,7 +38,7 @@ class TrainingOutcome:
     by_member: Mapping[str, Acceptance] = field(default_factory=dict)
     """Held-out acceptance of each of several networks, by name."""
     payoff: Sequence[Mapping[str, Any]] = ()
-    """The final comparison: plain decoding first, the drafter last."""
+    """Plain decoding first, the drafter last."""
     starts: bool = True
     """Whether a training can begin with what this one has made."""
     online: bool = False
