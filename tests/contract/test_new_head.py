@@ -117,7 +117,7 @@ def two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
     importlib.invalidate_caches()
     yield
-    base._REGISTRY.pop("toy", None)
+    base.REGISTRY.pop("toy", None)
     for package in (heads, drafters):
         sys.modules.pop(f"{package.__name__}.toy", None)
         vars(package).pop("toy", None)

@@ -15,7 +15,7 @@ import pytest
 from tiny import tiny_model
 
 from outrider import LLM, SamplingParams
-from outrider.drafters.base import _REGISTRY
+from outrider.drafters.base import REGISTRY
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -146,7 +146,7 @@ def test_the_method_in_one_file_drafts() -> None:
     try:
         found = LLM.from_model(tiny_model(0), speculation=names["Echo"]()).generate(prompt, params)[0]
     finally:
-        _REGISTRY.pop("echo", None)
+        REGISTRY.pop("echo", None)
     assert found.token_ids == LLM.from_model(tiny_model(0), speculation="none").generate(prompt, params)[0].token_ids
     assert sum(found.speculation.drafted) > 0, "it never drafted"
 
