@@ -31,9 +31,9 @@ class AttentionCall(NamedTuple):
     """Multiplies the scores."""
     reach: Reach = Reach()
     softcap: float | None = None
-    """See :func:`outrider.kernels.reference.tree_attention`."""
+    """Scores become ``softcap · tanh(score / softcap)`` (Gemma 2)."""
     sinks: torch.Tensor | None = None
-    """See there."""
+    """[query heads], logits of a column that takes probability and gives no value (gpt-oss)."""
 
 
 @dataclass(eq=False)

@@ -36,7 +36,7 @@ class TrainingOutcome:
     vocabulary: DraftVocabulary | None = None
     """The reduced draft vocabulary that was made for it."""
     by_member: Mapping[str, Acceptance] = field(default_factory=dict)
-    """See :meth:`outrider.train.recipes.base.Recipe.acceptance_by_member`."""
+    """Held-out acceptance of each of several networks, by name."""
     payoff: Sequence[Mapping[str, Any]] = ()
     """Plain decoding first, the drafter last."""
     starts: bool = True
