@@ -80,14 +80,14 @@ STAGES: dict[str, Callable[[LLM], tuple[Any, str]]] = {
     "pack": lambda llm: (TreeBatch, "pack"),
     "forward": lambda llm: (llm.engine.target, "forward"),
     "accept": lambda llm: (llm.engine.verifier, "accept"),
-    "cache": lambda llm: (llm.engine.cache, "commit"),
+    "cache": lambda llm: (llm.engine.cache, "keep"),
     "commit": lambda llm: (llm.engine.scheduler, "commit"),
     "settle": lambda llm: (llm.engine.scheduler, "settle"),
     "observe": lambda llm: (llm.engine.drafting, "observe"),
 }
 
 
-EACH_REQUEST = {"accept", "cache", "commit", "settle"}
+EACH_REQUEST = {"accept", "commit", "settle"}
 """Stages that take one request at a time."""
 
 

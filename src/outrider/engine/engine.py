@@ -23,6 +23,7 @@ from outrider.engine.scheduler import Scheduler
 from outrider.engine.stopping import FinishReason
 from outrider.engine.turn import Progress, Turn
 from outrider.kv.pool import KVPool
+from outrider.kv.state import Kept
 from outrider.metrics import Clock, PhaseSeconds, RoundStats, RowKinds
 from outrider.models.base import TargetModel, TargetOutput, check_layers
 from outrider.sampling.params import SamplingParams
@@ -167,7 +168,8 @@ class Engine:
         return prompt_logprobs(logits[:, : self.vocabulary], prompt, request.computed, known, top)
 
     def _commit(self, turns: Sequence[Turn]) -> None:
-        """Take every turn into its request, one after the other."""
+        """Keep the accepted rows of all turns at once, then take each turn into its request."""
+        self.cache.keep([Kept(turn.request.id, turn.request.computed, turn.kept) for turn in turns])
         for turn in turns:
             self.scheduler.commit(turn)
             self.scheduler.settle(turn.request)

@@ -204,9 +204,8 @@ class Scheduler:
         self._drafter.pause(request.id)
 
     def commit(self, turn: Turn) -> None:
-        """Take what a round made of a turn into its request, all or none: whatever can fail comes first."""
+        """Take what a round made of a turn into its request, all or none: what can fail comes first."""
         request, verdict, taken = turn.request, turn.verdict, turn.taken
-        self._cache.commit(request.id, request.computed, turn.kept)
         if verdict is not None:
             request.sampler.commit(verdict.tokens)
         request.computed += len(turn.kept)

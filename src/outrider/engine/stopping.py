@@ -97,6 +97,9 @@ class Stopper:
             if token in self.end_ids:
                 return self._finish(index + 1, shown, FinishReason.STOP, token)
             delta = self._stream.push(token) if self._stream else ""
+            if not self.reads_text:
+                shown.append(delta)
+                continue
             stop = self._completed_stop(delta)
             if stop is not None:
                 cut, reason = stop
@@ -114,7 +117,7 @@ class Stopper:
 
     def _completed_stop(self, delta: str) -> tuple[int, str] | None:
         """The stop string that completes first within the new text, and where the held text is to be cut."""
-        if not self._stops or not delta:
+        if not delta:
             return None
         text = self._tail + delta
         fresh = len(self._tail)
@@ -133,8 +136,6 @@ class Stopper:
 
     def _release(self, delta: str) -> str:
         """Text that no stop string can still reach back into."""
-        if not self._stops:
-            return delta
         text = self._held + delta
         keep = next((n for n in range(min(self._window, len(text)), 0, -1) if self._may_begin(text[-n:])), 0)
         self._held = text[len(text) - keep :]
