@@ -97,7 +97,7 @@ class Picker(Protocol):
     def pick(
         self, logits: torch.Tensor, frontiers: Sequence[Frontier], source: int
     ) -> list[list[list[Proposal]] | Exception]:
-        """See :meth:`DraftContext.pick`."""
+        """Proposals for each sequence, as :meth:`DraftContext.pick` returns them."""
         ...
 
 

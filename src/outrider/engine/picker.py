@@ -32,7 +32,7 @@ class DrawingPicker:
     def pick(
         self, logits: torch.Tensor, frontiers: Sequence[Frontier], source: int
     ) -> list[list[list[Proposal]] | Exception]:
-        """See :meth:`outrider.drafters.base.DraftContext.pick`."""
+        """Proposals for each frontier, drawn by its own request's dice."""
         known = self._perturbed(logits, frontiers) if self._draws is Draws.PERTURBED else [None] * len(frontiers)
         found: list[list[list[Proposal]] | Exception] = []
         for one, picked in zip(frontiers, known, strict=True):
