@@ -6,7 +6,7 @@ minimum length and custom processors read that history, so a draft is judged exa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, overload
 
@@ -217,24 +217,39 @@ def perturbed_best(logits: torch.Tensor, asked: Sequence[RowToRank]) -> list[Bes
         One answer for each that is asked; None where the request is to be asked alone, because it adjusts its logits or
         a row beside its own cannot be read.
     """
+    answers: list[Best | None] = [None] * len(asked)
+    for places, best, scores in _ranked(logits, asked, _COMPARED):
+        for place, answer in zip(places, _with_confidence(best, scores, asked[places[0]].width), strict=True):
+            answers[place] = answer
+    return answers
+
+
+def chosen(logits: torch.Tensor, asked: Sequence[RowToRank]) -> list[int | None]:
+    """:meth:`RequestSampler.choose` for rows of many requests; arguments and result as for :func:`perturbed_best`."""
+    answers: list[int | None] = [None] * len(asked)
+    for places, best, _ in _ranked(logits, asked, 1):
+        for place, token in zip(places, best[:, 0].tolist(), strict=True):
+            answers[place] = token
+    return answers
+
+
+def _ranked(
+    logits: torch.Tensor, asked: Sequence[RowToRank], least: int
+) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
+    """Places among those asked whose parameters are alike, with their best ids and scores, ``least`` or more."""
     alike: dict[Any, list[int]] = {}
     for place, one in enumerate(asked):
         if one.sampler.choice_of is not None:
             alike.setdefault((one.width, *one.sampler.choice_of), []).append(place)
-    answers: list[Best | None] = [None] * len(asked)
     for (width, greedy, temperature, truncation, vocabulary), places in alike.items():
         group = [asked[place] for place in places]
         noise = None
         if not greedy:
             seeds, choices = [one.sampler.seed for one in group], [one.sampler.choice for one in group]
             noise = ChoiceNoise(seeds, [one.sampler.position(one.path) for one in group], choices)
-        rows = [one.row for one in group]
-        most = min(max(width, _COMPARED), vocabulary)
+        rows, most = [one.row for one in group], min(max(width, least), vocabulary)
         with suppress(NumericsError, RequestError):
-            best = best_scores(logits.float(), vocabulary, temperature, noise, most, truncation, rows)
-            for place, answer in zip(places, _with_confidence(*best, width), strict=True):
-                answers[place] = answer
-    return answers
+            yield places, *best_scores(logits.float(), vocabulary, temperature, noise, most, truncation, rows)
 
 
 def _with_confidence(best: torch.Tensor, scores: torch.Tensor, width: int) -> list[Best]:

@@ -13,7 +13,7 @@ from outrider.law import ERROR, Law, Laws, unreadable
 from outrider.sampling.best import check
 from outrider.sampling.distribution import softmax, undefined
 from outrider.sampling.noise import Purpose
-from outrider.sampling.sampler import Path, RequestSampler
+from outrider.sampling.sampler import Path, RequestSampler, RowToRank, chosen
 from outrider.tree import TokenTree
 from outrider.verify.base import Answers, Dice, KeyedDice
 
@@ -85,6 +85,25 @@ class SharedLaws:
         return self._logits[first : first + count, : self._vocabulary].float() / self._temperature
 
 
+class SharedAnchors:
+    """The tokens after the anchors of requests that sample: all chosen in one call, and only if one asks.
+
+    Args:
+        logits: float [rows of the pass, ≥ vocabulary].
+        sequences: of the pass.
+    """
+
+    def __init__(self, logits: torch.Tensor, sequences: Sequence[Asked]) -> None:
+        self._logits, self._sequences = logits, sequences
+        self._tokens: list[int | None] | None = None
+
+    def token(self, place: int) -> int | None:
+        """The token of one sequence; None where it must be asked alone."""
+        if self._tokens is None:
+            self._tokens = chosen(self._logits, [RowToRank(one.sampler, one.first, (), 1) for one in self._sequences])
+        return self._tokens[place]
+
+
 class TargetRows:
     """The target's rows for one sequence's tree, computed only where a rule looks.
 
@@ -97,6 +116,7 @@ class TargetRows:
         best: gives a node's argmax from the shared pass; None uses the sampler.
         law: gives a node's distribution from the shared pass; None uses the sampler.
         first: the anchor's row of the pass.
+        anchor: gives the token after the anchor from one call for the whole pass; None asks for it alone.
     """
 
     def __init__(
@@ -109,8 +129,10 @@ class TargetRows:
         best: Callable[[int], int] | None = None,
         law: Callable[[int], Law] | None = None,
         first: int = 0,
+        anchor: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._logits, self._first, self.tree, self.sampler, self._round = logits, first, tree, sampler, round_number
+        self._anchor = anchor
         self.ended, self.choose, self.law = ended, best or self._choose, law or self._law
         self._tokens: _Tokens | None = None
         self._laws: _Laws | None = None
@@ -156,6 +178,8 @@ class TargetRows:
         return nothing()
 
     def _choose(self, node: int) -> int:
+        if node == 0 and (token := self._anchor()) is not None:
+            return token
         return self.sampler.choose(self.logits[node : node + 1], [self.tree.paths[node]])[0]
 
     def _law(self, node: int) -> Law:
@@ -207,12 +231,13 @@ def rows_of(logits: torch.Tensor, vocabulary: int, sequences: Sequence[Asked]) -
     """
     best = SharedArgmax(logits, vocabulary)
     laws: dict[float, SharedLaws] = {}
+    anchors = SharedAnchors(logits, sequences)
     rows = []
-    for first, tree, sampler, round_number, ended in sequences:
+    for place, (first, tree, sampler, round_number, ended) in enumerate(sequences):
         temperature = sampler.temperature_alone
         if temperature is not None and temperature not in laws:
             laws[temperature] = SharedLaws(logits, vocabulary, temperature)
         token = partial(best.token, first) if sampler.is_argmax else None
         law = None if temperature is None else partial(laws[temperature].law, first)
-        rows.append(TargetRows(logits, tree, sampler, round_number, ended, token, law, first))
+        rows.append(TargetRows(logits, tree, sampler, round_number, ended, token, law, first, partial(anchors.token, place)))
     return rows
