@@ -53,10 +53,6 @@ def slowly(history: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def engine_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "outrider-engine"]
-
-
 async def pieces(stream: AsyncIterator[Chunk]) -> list[Chunk]:
     return [chunk async for chunk in stream]
 
@@ -214,8 +210,8 @@ def test_a_loop_that_ended_takes_nothing_with_it() -> None:
 
 
 def test_closing_ends_what_coroutines_and_threads_wait_for() -> None:
-    llm, begun = served(), threading.Event()
-    wish = LONG | {"processors": (at(6, begun.set), slowly)}
+    llm = served()
+    wish = LONG | {"processors": slowly}
 
     async def waiting() -> list[FinishReason]:
         found = await asyncio.gather(llm.agenerate("the hat", **wish), pieces(llm.astream("the hat", **wish)))
@@ -223,16 +219,18 @@ def test_closing_ends_what_coroutines_and_threads_wait_for() -> None:
         return [found[0][0].finish_reason, found[1][-1].choice.finish_reason]
 
     def close() -> None:
-        assert begun.wait(TIMEOUT)
+        while len(llm._driver._rounds._calls) < 3:
+            time.sleep(0.001)
         llm.close()
 
-    before = len(engine_threads())
     coroutine, thread, closed = together(
-        lambda: asyncio.run(waiting()), lambda: [llm.generate("xyz", **LONG)[0].finish_reason], close
+        lambda: asyncio.run(waiting()), lambda: [llm.generate("xyz", **wish)[0].finish_reason], close
     )
     closed.result()
     assert set(coroutine.result() + thread.result()) == {FinishReason.CANCELLED}
-    assert len(engine_threads()) == before
+    thread_of_its_own = llm._driver._thread
+    assert thread_of_its_own is not None
+    assert not thread_of_its_own.is_alive()
     with pytest.raises(RequestError, match="closed"):
         llm.astream("the hat")
     with pytest.raises(RequestError, match="closed"):

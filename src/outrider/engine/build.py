@@ -139,29 +139,21 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
         ConfigError: two methods would share a draft model, whose cache only one of them can keep.
         ModelError: a draft model or head cannot be served.
     """
-    named = [name for each in (config, *others) for name in set(drafters_named(each))]
+    methods = (config, *others)
+    named = [name for each in methods for name in set(drafters_named(each))]
     if len(set(named)) < len(named):
         raise ConfigError(f"two methods of one engine draft with the same model: {', '.join(named)}; give each its own")
     vocabulary = min(target.vocabulary, tokenizer.vocab_size) if tokenizer else target.vocabulary
-    bench = Workbench(
-        target=target,
-        tokenizer=tokenizer,
-        pool=pool,
-        draws=verifier.draws,
-        device=target.device,
-        vocabulary=vocabulary,
-        load=load,
-        heads=heads or {},
-        reserve=reserve,
-    )
+    draws, device = verifier.draws, target.device
+    bench = Workbench(target, tokenizer, pool, draws, device, vocabulary, load, heads=heads or {}, reserve=reserve)
     return kind(
         target=target,
         tokenizer=None if ids_alone else tokenizer,
         pool=pool,
-        drafters=[each.build(bench) for each in (config, *others)],
+        drafters=[each.build(bench) for each in methods],
         verifier=verifier,
         config=scheduler or SchedulerConfig(),
-        controller=controller or FairShare(max(each.most_nodes for each in (config, *others))),
+        controller=controller or FairShare(max(each.most_nodes for each in methods)),
         vocabulary=vocabulary,
     )
 
