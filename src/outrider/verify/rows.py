@@ -104,6 +104,20 @@ class SharedAnchors:
         return self._tokens[place]
 
 
+class Shared(NamedTuple):
+    """Where a sequence's answers come from where one call serves a whole pass; None asks its own sampler."""
+
+    best: Callable[[int], int] | None = None
+    """The argmax after a node, which is the token."""
+    law: Callable[[int], Law] | None = None
+    """The distribution after a node."""
+    anchor: Callable[[], int | None] = lambda: None
+    """The token after the anchor; None where it must be asked alone."""
+
+
+ALONE: Final = Shared()
+
+
 class TargetRows:
     """The target's rows for one sequence's tree, computed only where a rule looks.
 
@@ -113,10 +127,8 @@ class TargetRows:
         sampler: turns rows into distributions.
         round_number: the request's round, which keys the dice of ratio rules.
         ended: whether the output ends on a draft path; rows after an end are not computed.
-        best: gives a node's argmax from the shared pass; None uses the sampler.
-        law: gives a node's distribution from the shared pass; None uses the sampler.
         first: the anchor's row of the pass.
-        anchor: gives the token after the anchor from one call for the whole pass; None asks for it alone.
+        shared: answers that are computed for the whole pass at once.
     """
 
     def __init__(
@@ -126,14 +138,12 @@ class TargetRows:
         sampler: RequestSampler,
         round_number: int,
         ended: Callable[[Path], bool] = lambda path: False,
-        best: Callable[[int], int] | None = None,
-        law: Callable[[int], Law] | None = None,
         first: int = 0,
-        anchor: Callable[[], int | None] = lambda: None,
+        shared: Shared = ALONE,
     ) -> None:
         self._logits, self._first, self.tree, self.sampler, self._round = logits, first, tree, sampler, round_number
-        self._anchor = anchor
-        self.ended, self.choose, self.law = ended, best or self._choose, law or self._law
+        self._anchor = shared.anchor
+        self.ended, self.choose, self.law = ended, shared.best or self._choose, shared.law or self._law
         self._tokens: _Tokens | None = None
         self._laws: _Laws | None = None
         self._failures: dict[int, Exception] | None = None
@@ -239,5 +249,6 @@ def rows_of(logits: torch.Tensor, vocabulary: int, sequences: Sequence[Asked]) -
             laws[temperature] = SharedLaws(logits, vocabulary, temperature)
         token = partial(best.token, first) if sampler.is_argmax else None
         law = None if temperature is None else partial(laws[temperature].law, first)
-        rows.append(TargetRows(logits, tree, sampler, round_number, ended, token, law, first, partial(anchors.token, place)))
+        shared = Shared(token, law, partial(anchors.token, place))
+        rows.append(TargetRows(logits, tree, sampler, round_number, ended, first, shared))
     return rows
