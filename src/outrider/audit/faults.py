@@ -177,7 +177,7 @@ class _FaultyRows:
 class _PositionBlock(Block):
     def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
         assert isinstance(rows, TargetRows)
-        return super().accept(tree, _FaultyRows(rows, rows.probabilities, rows.sampler))
+        return super().accept(tree, _FaultyRows(rows, rows.probabilities, rows.sampler if len(tree) > 1 else None))
 
 
 def reused_noise(parts: Parts) -> Parts:
