@@ -112,11 +112,11 @@ class Scheduler:
             rows -= turn.least_rows
 
     def reserve(self, turns: Sequence[Turn]) -> None:
-        """Find pages for the turns' budgets; a budget without pages is cut, and nobody is preempted for drafts."""
+        """Find pages for the turns' budgets; one that asks for too much is cut, and nobody is preempted for drafts."""
         for turn in turns:
             if turn.budget.nodes > 1:
                 request = turn.request
-                room = self._cache.most_rows(request.id, 0) - request.computed
+                room = min(turn.most_nodes, self._cache.most_rows(request.id, 0) - request.computed)
                 if room < turn.budget.nodes:
                     turn.budget = turn.budget._replace(nodes=room)
                 self._cache.extend(request.id, request.computed + turn.budget.nodes)
