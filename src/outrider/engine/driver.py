@@ -41,7 +41,7 @@ class Driver:
     goes to every caller that waits for a result then; if none does, no round is run until one waits and is told.
 
     Args:
-        engine: nobody else may run its rounds while calls are open here.
+        engine: no other driver may run its rounds while calls are open here.
         threaded: whether rounds are run by a thread of the driver's own.  Without one, whoever waits runs them, and
             only one thread may use the driver: the same calls then always make the same rounds.
     """

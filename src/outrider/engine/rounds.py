@@ -17,6 +17,7 @@ from outrider.engine.call import ADMITTED, END, Call, Letter
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
 from outrider.engine.turn import Progress
+from outrider.errors import RequestError
 
 Command = Callable[["Rounds"], None]
 """Something to do between two rounds."""
@@ -30,7 +31,7 @@ class Rounds:
     """The open calls of an engine, and its next round.
 
     Args:
-        engine: nobody else may run its rounds while calls are open here.
+        engine: claimed while calls are open here.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -93,6 +94,12 @@ class Rounds:
         if call.dropped or engine is None:
             self._outbox.append((call, END))
             return
+        try:
+            engine.claim(self)
+        except RequestError as error:
+            call.open = 0
+            self._outbox += [(call, error), (call, END)]
+            return
         call.began(engine)
         try:
             for prompt, params in call.wishes:
@@ -105,16 +112,19 @@ class Rounds:
             self._cancel(engine, call)
             call.open = 0
             self._outbox += [(call, error), (call, END)]
+            self._unclaim_if_idle(engine)
             return
         self._calls |= {request.id: call for request in call.requests}
         self._outbox.append((call, ADMITTED))
         if not call.open:
             self._outbox.append((call, END))
+        self._unclaim_if_idle(engine)
 
     def drop(self, call: Call) -> None:
         """End what is open of a call."""
         if self.engine is not None:
             self._cancel(self.engine, call)
+            self._unclaim_if_idle(self.engine)
             self.fault = None  # it may have been this call's doing; if not, the next round raises it again
 
     def end(self) -> None:
@@ -128,6 +138,12 @@ class Rounds:
         finally:
             self._outbox += [(call, END) for call in open_calls]
             self._calls.clear()
+            if engine is not None:
+                engine.unclaim()
+
+    def _unclaim_if_idle(self, engine: Engine) -> None:
+        if not self._calls:
+            engine.unclaim()
 
     def _obey(self, command: Command = nothing) -> None:
         while True:
@@ -149,6 +165,7 @@ class Rounds:
             self.fault = error
             return []
         self._deliver(progress)
+        self._unclaim_if_idle(self.engine)
         return progress
 
     def _cancel(self, engine: Engine, call: Call) -> None:
