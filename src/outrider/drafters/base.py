@@ -127,7 +127,10 @@ class DraftContext:
             ``causal``; none for a node behind an end of the output, nor for one whose history the request's parameters
             refuse.  Whatever else fails for one sequence stands in its place as an exception.
         """
-        return self.picker.pick(logits, frontiers, source)
+        try:
+            return self.picker.pick(logits, frontiers, source)
+        except Exception as error:  # noqa: BLE001 - what was drawn before must stand, so nobody's tree is dropped
+            return [error] * len(frontiers)
 
 
 class Committed(NamedTuple):
