@@ -219,7 +219,7 @@ def test_closing_ends_what_coroutines_and_threads_wait_for() -> None:
         return [found[0][0].finish_reason, found[1][-1].choice.finish_reason]
 
     def close() -> None:
-        while len(llm._driver._rounds._calls) < 3:
+        while len(llm._driver._loop._calls) < 3:
             time.sleep(0.001)
         llm.close()
 
