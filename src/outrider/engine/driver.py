@@ -127,7 +127,7 @@ class Driver:
         return call.opened(event)
 
     def cancel(self, call: Call) -> None:
-        """Cancel the open requests of a call before the next round.  Any thread may call it at any time; never waits."""
+        """Cancel the open requests of a call before the next round, from any thread at any time; never waits."""
         call.dropped = True
         call.put(END)
         if call.open:
@@ -283,7 +283,7 @@ _ALIVE: Final[weakref.WeakSet[Driver]] = weakref.WeakSet()
 
 
 def _answer(
-    work: Callable[[Engine], Any], reply: SimpleQueue[tuple[Any, BaseException | None]], rounds: EngineLoop
+    work: Callable[[Engine], Any], reply: SimpleQueue[tuple[Any, BaseException | None]], loop: EngineLoop
 ) -> None:
     try:
         assert loop.engine is not None
