@@ -375,6 +375,19 @@ def test_requests_of_different_salts_share_nothing(case: str, backend: str) -> N
     assert not warm.engine.scheduler._cache.salts, "the salt of a request that has ended is kept"
 
 
+@pytest.mark.parametrize("case", ["eagle", "eagle3", "dspark", "draft_model"])
+def test_a_request_that_ends_with_its_prompt_leaves_its_rows_under_its_salt(case: str) -> None:
+    """A head computes its rows only after the round in which such a request ends."""
+    warm = make(by_id(case), backend="native", cache=CacheConfig(rows=512, page_size=8))
+    cached = [warm.generate(LONG, max_tokens=1, cache_salt="one")[0].cached_tokens for _ in range(2)]
+    assert cached[0] == 0
+    assert cached[1], "the second finds nothing"
+    warm._driver.between_rounds(lambda engine: engine)
+    assert not warm.engine.cache.salts
+    for cache_ in warm.engine.pool._caches.values():
+        assert all(isinstance(text[0], str) for text in cache_._index.root.children), "rows lie under no salt"
+
+
 def test_nobody_waits_for_rows_of_another_salt(rows_computed: Callable[[LLM], list[int]]) -> None:
     warm = make("none", backend="native", cache=WARM)
     counts = rows_computed(warm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -86,6 +87,19 @@ def test_preemption_by_recompute(case: str, setting: str) -> None:
     llm.engine.drafting.pause = lambda key: (paused.append(key), pause(key))  # type: ignore[method-assign]
     assert [c.token_ids for c in llm.generate(PROMPTS, SETTINGS[setting])] == plain(setting)
     assert paused, "the pool was meant to run out of pages"
+    assert_clean(llm)
+
+
+@pytest.mark.parametrize("drafted", [0, 15, 31])
+def test_pages_for_drafts_preempt_nobody(drafted: int) -> None:
+    """Requests that just fit stay, however long their drafts are: unused pages come back when others need them."""
+    config: Any = changed(by_id("draft_model", "bad"), {"num_steps": drafted, "num_draft_tokens": drafted})
+    llm = make(config, cache=CacheConfig(rows=4 * 40, page_size=4))
+    paused: list[str] = []
+    pause = llm.engine.drafting.pause
+    llm.engine.drafting.pause = lambda key: (paused.append(key), pause(key))  # type: ignore[method-assign]
+    llm.generate([[n + 1] * 9 for n in range(4)], SamplingParams(max_tokens=31, ignore_eos=True))
+    assert paused == []
     assert_clean(llm)
 
 

@@ -23,6 +23,9 @@ from table_model import TableModel
 
 from outrider import LLM, SamplingParams, Speculation
 from outrider.drafters.base import DrafterConfig
+from outrider.drafters.suffix import Corpus
+from outrider.engine import drafting
+from outrider.engine.driver import Driver
 from outrider.options import Role, roles_of, with_roles
 from outrider.verify import make_verifier, registered
 from outrider.verify.base import Draws
@@ -199,3 +202,31 @@ def test_a_drafter_that_fails_after_some_tokens_does_not_bias_the_text() -> None
     shape = (target.vocabulary,) * LENGTH
     found = np.array([seen[index] for index in np.ndindex(shape)]).reshape(shape)
     check(found, law(target), variation=0.05)
+
+
+def repeats(rule: str, seeds: int) -> np.ndarray:
+    """How often each token follows the first, in the second output that one engine gives for each seed."""
+    target = TableModel(torch.zeros(4, 4, 4), block=1000)
+    options = {"corpus_megabytes": 1, "min_match": 1, "min_survival": 0.0}
+    llm = LLM.from_model(target, speculation=Speculation("suffix", rule, options))
+    drafter = llm.engine.drafting.drafters[0]._drafter
+    seen: Counter[int] = Counter()
+    with Driver(llm.engine, threaded=False) as driver:
+        for seed in range(seeds):
+            drafter.corpus = Corpus(1)
+            wish = [0, 1, 2, 3, 0, 2], SamplingParams(temperature=1.0, max_tokens=4, seed=seed)
+            texts = [driver.complete([wish])[0].token_ids for _ in range(2)]
+            seen[texts[1][1]] += 1
+    return np.array([seen[token] for token in range(4)])
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "traversal"])
+def test_a_seed_that_comes_twice_is_not_drafted_from_its_own_dice(rule: str) -> None:
+    """The corpus holds what the first request's dice drew, and the second would throw them again."""
+    check(repeats(rule, needed(3, 0.1)), np.full(4, 0.25), variation=0.1)
+
+
+def test_the_check_sees_a_corpus_that_is_read_under_the_same_dice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafting, "_view", lambda turn, causal, view=drafting._view: view(turn, False))
+    with pytest.raises(AssertionError):
+        check(repeats("rejection", needed(3, 0.1)), np.full(4, 0.25), variation=0.1)

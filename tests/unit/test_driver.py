@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from contract.test_lossless import assert_clean
-from tiny import tiny_native
+from tiny import tiny_model, tiny_native
 from unit.test_threads import TEXTS, THREADS, TIMEOUT, Job, facts, served, together
 
 from outrider import LLM, CacheConfig, Chunk, RequestError, SamplingParams, SchedulerConfig
@@ -410,8 +410,10 @@ def test_a_step_raises_what_its_round_does() -> None:
     assert_clean(llm)
 
 
-def test_rounds_use_as_many_torch_threads_as_the_one_who_made_the_model() -> None:
-    llm, seen = served(), list[int]()
+@pytest.mark.parametrize(("model", "expected"), [(tiny_model, [2, 2, 1, 1, 3, 3]), (tiny_native, [1] * 6)])
+def test_rounds_use_as_many_torch_threads_as_the_one_who_made_the_model(model: Any, expected: list[int]) -> None:
+    """One where the kernels have threads of their own."""
+    llm, seen = LLM.from_model(model(0)), list[int]()
     before = torch.get_num_threads()
     work = llm._driver.between_rounds
     try:
@@ -422,7 +424,40 @@ def test_rounds_use_as_many_torch_threads_as_the_one_who_made_the_model() -> Non
             seen.append(elsewhere[0].result())
     finally:
         torch.set_num_threads(before)
-    assert seen == [2, 2, 1, 1, 3, 3]
+    assert seen == expected
+
+
+def test_a_thread_that_meets_torch_during_a_round_gets_what_it_would_get_without() -> None:
+    before, seen = torch.get_num_threads(), list[int]()
+    torch.set_num_threads(3)
+    try:
+
+        def meets(history: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+            new = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+            new.start()
+            new.join()
+            return logits
+
+        LLM.from_model(tiny_native(0)).generate([5, 6], max_tokens=3, ignore_eos=True, processors=(meets,))
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [3] * 3
+
+
+def test_a_round_that_raises_stop_iteration_does_not_end_a_stream_as_if_it_were_whole() -> None:
+    llm = served()
+    stream = llm.stream([5, 6, 7], **LONG, processors=(slowly,))
+    next(stream)
+
+    def stops(*arguments: Any, **options: Any) -> Any:
+        raise StopIteration
+
+    llm._driver.between_rounds(lambda engine: setattr(engine, "step", stops))
+    try:
+        with pytest.raises(RuntimeError, match="the round raised StopIteration"):
+            list(stream)
+    finally:
+        stream.close()
 
 
 def test_the_same_target_under_another_drafter_keeps_the_settings() -> None:

@@ -59,6 +59,9 @@ class DraftSequence:
     """Deepest draft that can still become text."""
     price: RowPrice | None = None
     """What a draft must promise; None leaves it to the drafter's own :attr:`Needs.price`."""
+    reads_others: bool = True
+    """Whether it may draft from the outputs of other requests.  Not under a ratio rule with a seed that the user gave:
+    another request may have thrown the same dice, and its tokens would depend on those thrown now."""
 
     def builder(self) -> TreeBuilder:
         """A tree of only the anchor, to grow."""

@@ -192,7 +192,7 @@ class SuffixDrafter:
 
     def _draft(self, sequence: DraftSequence) -> TokenTree:
         text = self._texts.setdefault(sequence.key, _Text(sequence.prompt_length))
-        text.catch_up(sequence.tokens, self.corpus.halves())
+        text.catch_up(sequence.tokens, self.corpus.halves() if sequence.reads_others else ())
         trust = text.calibration.factor
         drafts = (self._expand(match, sequence, trust) for match in text.matches(self._config.min_match))
         best = max(drafts, key=lambda draft: sum(draft.survival[1:]), default=sequence.builder())

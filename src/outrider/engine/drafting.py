@@ -57,7 +57,8 @@ class Drafting:
         for place, drafter in enumerate(self.drafters):
             served = [turn for turn in drafting if turn.budget.drafter == place]
             if served:
-                context = DraftContext(tuple(map(_view, served)), picker, not self._draws.target_alone)
+                causal = not self._draws.target_alone
+                context = DraftContext(tuple(_view(turn, causal) for turn in served), picker, causal)
                 for turn, tree in zip(served, drafter.propose(context), strict=True):
                     turn.tree = tree
 
@@ -80,7 +81,7 @@ class _Outcome:
 
     @cached_property
     def sequences(self) -> Sequence[DraftSequence]:
-        return [_view(turn) for turn in self._decided]
+        return [_view(turn, causal=False) for turn in self._decided]
 
     @cached_property
     def trees(self) -> Sequence[TokenTree]:
@@ -99,7 +100,7 @@ class _Outcome:
         ]
 
 
-def _view(turn: Turn) -> DraftSequence:
+def _view(turn: Turn, causal: bool) -> DraftSequence:
     request = turn.request
     return DraftSequence(
         key=request.id,
@@ -108,4 +109,5 @@ def _view(turn: Turn) -> DraftSequence:
         nodes=turn.budget.nodes,
         depth=max(0, request.limit - request.wanted - 1),
         price=turn.budget.price,
+        reads_others=not causal or request.params.seed is None,
     )

@@ -49,7 +49,7 @@ class Driver:
     def __init__(self, engine: Engine, *, threaded: bool = True) -> None:
         self._loop, self._threaded, self._closing = EngineLoop(engine), threaded, False
         self._tokenizer, self._maker = engine.tokenizer, threading.get_ident()
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()
         """Guards starting and stopping the thread; never held during a round."""
         self._thread: threading.Thread | None = None
         # The thread wakes when its rounds are gone, and ends.
@@ -254,11 +254,12 @@ class Driver:
             self.engine  # noqa: B018 - raises where it was closed
             if self._maker == threading.get_ident():
                 self._loop.torch_threads = torch.get_num_threads()
-            self._loop.inbox.put(command)
             if self._threaded and (self._thread is None or not self._thread.is_alive()):
                 work = partial(run, weakref.ref(self._loop), self._loop.inbox)
-                self._thread = threading.Thread(target=work, name="outrider-engine", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=work, name="outrider-engine", daemon=True)
+                thread.start()  # first: at the end of the interpreter it fails, and nothing is left behind
+                self._thread = thread
+            self._loop.inbox.put(command)
         if not self._threaded:
             self._loop.settle()
 

@@ -9,7 +9,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +22,7 @@ from outrider.engine.drafting import Drafting
 from outrider.engine.logprobs import prompt_logprobs, token_logprobs
 from outrider.engine.request import Request, TokenLogprob
 from outrider.engine.scheduler import Scheduler
-from outrider.engine.stopping import FinishReason
+from outrider.engine.stopping import FinishReason, Taken
 from outrider.engine.turn import Progress, Turn
 from outrider.errors import RequestError
 from outrider.kv.pool import KVPool
@@ -78,7 +78,7 @@ class Engine:
         self.cache = pool.cache(TARGET, row_invariant=target.row_invariant)
         self.scheduler = Scheduler(self.cache, config, controller.most_nodes, self.drafting)
         self.clock, self.seconds = Clock(), PhaseSeconds()
-        self._own_threads = target.own_threads
+        self.own_threads = target.own_threads
         self._driver: weakref.ref[object] | None = None
         self._claims = threading.Lock()
         self._cancelled: list[Request] = []
@@ -168,13 +168,14 @@ class Engine:
             verdict = self.verifier.accept(turn.tree, rows)
             if verdict.failed:
                 turn.error = rows.failures.get(verdict.last)
+            turn.taken, turn.stopper = request.stopper.take(verdict.tokens, failed=verdict.failed)
+            turn.verdict = verdict.cut(turn.tree, turn.taken.count)
+            if request.params.logprobs is not None:
+                turn.logprobs = self._of_output(turn.verdict, rows, request.params.logprobs)
         except Exception as fault:  # noqa: BLE001 - see above
-            _log.exception("acceptance failed for request %s, which ends", request.id)
-            verdict, turn.error = Verdict.nothing(), fault
-        turn.taken, turn.stopper = request.stopper.take(verdict.tokens, failed=verdict.failed)
-        turn.verdict = verdict.cut(turn.tree, turn.taken.count)
-        if request.params.logprobs is not None:
-            turn.logprobs = self._of_output(turn.verdict, rows, request.params.logprobs)
+            _log.exception("the round failed for request %s, which ends", request.id)
+            turn.verdict, turn.error, turn.logprobs = Verdict.nothing(), fault, ()
+            turn.taken, turn.stopper = Taken(0, "", FinishReason.ERROR), request.stopper
 
     def _of_output(self, verdict: Verdict, rows: TargetRows, top: int) -> list[TokenLogprob]:
         """Log-probabilities of the emitted tokens."""
@@ -211,21 +212,23 @@ class Engine:
 
     def _begin_again(self) -> None:
         """After a round that was broken off: whoever runs begins again, as after a preemption."""
-        for request in reversed(self.scheduler.running.copy()):
-            self.scheduler.preempt(request)
-        self._close_ended()
+        with ExitStack() as all_of_them:  # whatever one of them raises
+            all_of_them.callback(self._close_ended)
+            for request in self.scheduler.running.copy():
+                all_of_them.callback(self.scheduler.preempt, request)
 
     @contextmanager
     def _one_torch_thread(self) -> Iterator[None]:
         """Leave the cores to the kernels' threads where there are any: both kinds wait by spinning."""
         threads = torch.get_num_threads()
-        if self._own_threads:
-            torch.set_num_threads(1)
+        if not self.own_threads or threads == 1:
+            yield
+            return
+        torch.set_num_threads(1)
         try:
             yield
         finally:
-            if self._own_threads:
-                torch.set_num_threads(threads)
+            torch.set_num_threads(threads)
 
     def submit(
         self, prompt: Sequence[int], params: SamplingParams, *, choice: int = 0, seed: int | None = None
@@ -263,7 +266,7 @@ class Engine:
         for progress in self.scheduler.outbox:
             if progress.finished:
                 self.scheduler.settle(progress.request)
-                self.drafting.close(progress.request.id)
+                self._close(progress.request)
 
     def end_cancelled(self) -> list[Progress]:
         """End what was cancelled now, without a round; the result is as for :meth:`step`."""
@@ -275,7 +278,12 @@ class Engine:
             request = self._cancelled.pop()
             if request.finish_reason is None:
                 self.scheduler.finish(request, FinishReason.CANCELLED)
-                self.drafting.close(request.id)
+                self._close(request)
+
+    def _close(self, request: Request) -> None:
+        """Let the drafters go of a request that has ended."""
+        self.drafting.close(request.id)
+        self.scheduler.forget(request)
 
 
 def _asked(turns: Sequence[Turn], batch: TreeBatch) -> list[Asked]:

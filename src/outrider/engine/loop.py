@@ -5,11 +5,13 @@ One thread runs it.  Other threads put commands into its inbox, which never bloc
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
+from typing import Final
 
 import torch
 
@@ -21,6 +23,10 @@ from outrider.errors import RequestError
 
 Command = Callable[["EngineLoop"], None]
 """Work to do between two rounds."""
+
+
+_ENDINGS: Final = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError)
+"""Exceptions with a meaning of their own for iterators and coroutines."""
 
 
 def nothing(loop: EngineLoop) -> None:
@@ -109,9 +115,9 @@ class EngineLoop:
                     seed = group[0].seed if group else None
                     group.append(engine.submit(prompt, params, choice=choice, seed=seed))
         except BaseException as error:  # noqa: BLE001 - the caller gets it
+            self._outbox += [(call, error), (call, END)]
             self._cancel(engine, call)
             call.open = 0
-            self._outbox += [(call, error), (call, END)]
             self._unclaim_if_idle(engine)
             return
         self._calls |= {request.id: call for request in call.requests}
@@ -161,6 +167,10 @@ class EngineLoop:
         try:
             progress = self.engine.step()
             assert progress or not self.engine.idle, "somebody else ran this engine's rounds"
+        except _ENDINGS as error:  # an iterator or coroutine that raised it would seem to end as it should
+            self.error = RuntimeError(f"the round raised {type(error).__name__}")
+            self.error.__cause__ = error
+            return []
         except BaseException as error:  # noqa: BLE001 - waiting callers get it
             self.error = error
             return []
@@ -201,8 +211,7 @@ def run(reference: weakref.ref[EngineLoop], inbox: SimpleQueue[Command]) -> None
         loop = reference()
         if loop is None:
             return
-        if torch.get_num_threads() != loop.torch_threads:
-            torch.set_num_threads(loop.torch_threads)
+        _take_torch_threads(1 if loop.engine and loop.engine.own_threads else loop.torch_threads)
         loop.turn(command)
         loop.report_error()
         events, due, ended = loop.take_events(), loop.due, loop.engine is None
@@ -210,6 +219,19 @@ def run(reference: weakref.ref[EngineLoop], inbox: SimpleQueue[Command]) -> None
         send(events)
         if ended:
             return
+
+
+def _take_torch_threads(count: int) -> None:
+    """Give this thread its number of torch threads, and other threads the number that they had before.
+
+    Torch keeps the last number that any thread set as the default of threads that are new to it.
+    """
+    before = torch.get_num_threads()
+    if count != before:
+        torch.set_num_threads(count)
+        other = threading.Thread(target=torch.set_num_threads, args=(before,), daemon=True)
+        other.start()
+        other.join()
 
 
 def send(events: list[tuple[Call, Event]]) -> None:

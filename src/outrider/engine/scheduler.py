@@ -104,7 +104,9 @@ class Scheduler:
                 place += 1
                 continue
             if not self._let_in(request):
-                break
+                self._reclaim(turns)
+                if self._cache.free_rows <= request.refused_at or not self._let_in(request):
+                    break
             del self.waiting[place]
             turn = self._prompt_turn(request, rows)
             self._cache.extend(request.id, request.computed + turn.least_rows)
@@ -116,7 +118,7 @@ class Scheduler:
         for turn in turns:
             if turn.budget.nodes > 1:
                 request = turn.request
-                room = min(turn.most_nodes, self._cache.most_rows(request.id, 0) - request.computed)
+                room = min(turn.most_nodes, self._cache.most_rows(request.id) - request.computed)
                 if room < turn.budget.nodes:
                     turn.budget = turn.budget._replace(nodes=room)
                 self._cache.extend(request.id, request.computed + turn.budget.nodes)
@@ -183,6 +185,8 @@ class Scheduler:
         if request.status is not Status.RUNNING:
             return False
         rows = request.computed + turn.least_rows
+        if not self._cache.extend(request.id, rows):
+            self._reclaim(turns)
         while not self._cache.extend(request.id, rows):
             scheduled = {item.request.id for item in turns}
             victim = next((r for r in reversed(self.running) if r.id not in scheduled), None)
@@ -194,6 +198,12 @@ class Scheduler:
                 return False
         turns.append(turn)
         return True
+
+    def _reclaim(self, turns: Sequence[Turn]) -> None:
+        """Take back pages that were reserved for drafts of earlier rounds and hold no committed row."""
+        needed = {turn.request.id: turn.least_rows for turn in turns}
+        for request in self.running:
+            self._cache.trim(request.id, request.computed + needed.get(request.id, 0))
 
     def preempt(self, request: Request) -> None:
         """Preempt a request: it gives its pages back, keeps its tokens, and is computed again later."""
@@ -235,6 +245,10 @@ class Scheduler:
         if request.status is Status.FINISHED:
             self._cache.release(request.id, keep=sound)
 
+    def forget(self, request: Request) -> None:
+        """Drop what is kept for a request beside its pages, once its drafters have let go of it."""
+        self._cache.salts.pop(request.id, None)
+
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request and give back its pages; safe at any point between rounds."""
         if request.status is not Status.FINISHED:
@@ -245,7 +259,6 @@ class Scheduler:
     def _end(self, request: Request, reason: FinishReason, error: str | None) -> None:
         (self.running if request.status is Status.RUNNING else self.waiting).remove(request)
         request.status, request.finish_reason, request.error = Status.FINISHED, reason, error
-        self._cache.salts.pop(request.id, None)
 
 
 def _sentence(error: Exception | None) -> str:

@@ -55,12 +55,15 @@ class Turn:
     """Log-probabilities of the prompt tokens that the forced rows predict, if requested."""
     error: Exception | None = None
     """Why the request cannot continue after this round."""
+    decodes: bool = field(init=False)
+    """Whether the turn computes no prompt rows."""
     endings: Endings = field(init=False)
     """Draft paths on which the output has ended."""
 
     def __post_init__(self) -> None:
         """Start from the state of the output before the round."""
         self.endings = Endings(self.request.stopper)
+        self.decodes = self.forced == 0 and self.request.wanted > self.request.prompt_length
 
     @property
     def reaches_anchor(self) -> bool:
@@ -71,11 +74,6 @@ class Turn:
     def least_rows(self) -> int:
         """Rows it puts into the pass without drafts."""
         return self.forced + self.reaches_anchor
-
-    @property
-    def decodes(self) -> bool:
-        """Whether the turn computes no prompt rows."""
-        return self.forced == 0
 
     @property
     def ended_well(self) -> bool:

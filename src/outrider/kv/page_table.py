@@ -46,6 +46,12 @@ class PageTable:
             self._slots = grown
         self._write(first, page)
 
+    def drop_last(self) -> int:
+        """Take the last page away."""
+        self._gaps -= self._gap(len(self.pages) - 1)
+        self.rows -= self._page_size
+        return self.pages.pop()
+
     def replace(self, place: int, page: int) -> None:
         """Put another page that holds the same rows in one's place."""
         self._gaps -= self._gap(place) + self._gap(place + 1)

@@ -103,9 +103,9 @@ class PagedCache:
         table = self._tables.get(key)
         return table.rows if table else 0
 
-    def most_rows(self, key: str, spared: int) -> int:
-        """Rows that a sequence could hold if it took every free page but ``spared`` of them."""
-        return self.owned_rows(key) + max(0, self._spare - spared) * self.page_size
+    def most_rows(self, key: str) -> int:
+        """Rows that a sequence could hold if it took every free page."""
+        return self.owned_rows(key) + self._spare * self.page_size
 
     def extend(self, key: str, rows: int) -> bool:
         """Make room for a sequence's rows 0 … rows − 1, at the cost of pages kept for their text where need be.
@@ -128,6 +128,12 @@ class PagedCache:
             self._owners[page] = 1
             table.add(page)
         return True
+
+    def trim(self, key: str, rows: int) -> None:
+        """Give back a sequence's pages behind its first rows, but for shared ones; unknown keys are ignored."""
+        table = self._tables.get(key)
+        while table is not None and table.rows - self.page_size >= rows and len(table.pages) > table.shared:
+            self._disown(table.drop_last())
 
     def known_rows(self, tokens: Sequence[int], most: int, salt: str | None = None) -> int:
         """Rows that :meth:`reuse` would take over for a sequence of this salt."""

@@ -249,7 +249,10 @@ def _ranked(
             noise = ChoiceNoise(seeds, [one.sampler.position(one.path) for one in group], choices)
         rows, most = [one.row for one in group], min(max(width, least), vocabulary)
         with suppress(NumericsError, RequestError):
-            yield places, *best_scores(logits.float(), vocabulary, temperature, noise, most, truncation, rows)
+            if logits.dtype is torch.float32:
+                yield places, *best_scores(logits, vocabulary, temperature, noise, most, truncation, rows)
+            else:
+                yield places, *best_scores(logits[rows].float(), vocabulary, temperature, noise, most, truncation)
 
 
 def _with_confidence(best: torch.Tensor, scores: torch.Tensor, width: int) -> list[Best]:

@@ -95,13 +95,15 @@ class SharedAnchors:
 
     def __init__(self, logits: torch.Tensor, sequences: Sequence[Asked]) -> None:
         self._logits, self._sequences = logits, sequences
-        self._tokens: list[int | None] | None = None
+        self._tokens: dict[int, int | None] | None = None
 
     def token(self, place: int) -> int | None:
         """The token of one sequence; None where it must be asked alone."""
         if self._tokens is None:
-            self._tokens = chosen(self._logits, [RowToRank(one.sampler, one.first, (), 1) for one in self._sequences])
-        return self._tokens[place]
+            sampling = {at: one for at, one in enumerate(self._sequences) if not one.sampler.is_argmax}
+            asked = [RowToRank(one.sampler, one.first, (), 1) for one in sampling.values()]
+            self._tokens = dict(zip(sampling, chosen(self._logits, asked), strict=True))
+        return self._tokens.get(place)
 
 
 class Shared(NamedTuple):
