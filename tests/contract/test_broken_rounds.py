@@ -17,6 +17,7 @@ from contract.test_lossless import assert_clean
 from outrider import LLM, SamplingParams, SchedulerConfig, Speculation
 from outrider.drafters.base import DrafterConfig
 from outrider.engine.request import Request
+from outrider.engine.stopping import FinishReason, Stopper, Taken
 from outrider.tree import TreeBatch
 
 CASES = ["none", "ngram", "draft_model", "draft_model-tree", "eagle3", "dspark", "lookup_model", "specinfer"]
@@ -179,4 +180,26 @@ def test_an_interruption_in_one_requests_processor_costs_no_other_a_piece(case: 
         llm.generate(PROMPTS[1], SamplingParams(max_tokens=20, processors=(interrupts,)))
     pieces += stream
     assert tuple(token for piece in pieces for token in piece.token_ids) == alone.token_ids
+    assert_clean(llm)
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_text_that_cannot_be_made_ends_its_own_request_alone(rule: str) -> None:
+    llm = speaking(by_id("draft_model"), rule)
+    alone = llm.generate([PROMPTS[0]], wishes()[0])[0]
+    engine = llm._driver.between_rounds(lambda engine: engine)
+    requests = [engine.submit(p, w) for p, w in zip(PROMPTS[:2], wishes(), strict=False)]
+    engine.step()
+
+    class Speechless(Stopper):
+        def take(self, tokens: Sequence[int], *, failed: bool = False) -> tuple[Taken, Stopper]:
+            raise ValueError("no such character")
+
+    requests[1].stopper = Speechless(SamplingParams(), frozenset(), 8, None)
+    while not engine.idle:
+        engine.step()
+    assert requests[1].finish_reason is FinishReason.ERROR
+    assert "no such character" in (requests[1].error or "")
+    assert requests[0].error is None
+    assert rule != "coupled" or tuple(requests[0].output_ids) == alone.token_ids
     assert_clean(llm)

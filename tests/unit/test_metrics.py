@@ -154,3 +154,12 @@ def test_the_speedup_is_the_one_a_plain_run_would_show(
     assert done.prediction.speedup == pytest.approx(spent["none"] / spent["ngram"])
     if each == 1.0:
         assert done.prediction.speedup < 1
+
+
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_the_first_token_belongs_to_the_prompt(length: int) -> None:
+    """However short the prompt: only later tokens are decoded."""
+    llm = LLM.from_model(tiny_model(0), speculation="none")
+    done = llm.generate([list(range(3, 3 + length))], SamplingParams(max_tokens=3, ignore_eos=True))[0]
+    assert (done.seconds.rounds, done.seconds.tokens, done.speculation.rounds) == (2, 2, 2)
+    assert (done.seconds.rows.prompt, done.seconds.rows.decode) == (length, 2)
