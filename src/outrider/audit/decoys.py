@@ -31,8 +31,8 @@ class Decoys:
     def most_nodes(self) -> int:
         return 1 + 2 * self.depth
 
-    def build(self, bench: Workbench) -> DecoyDrafter:
-        return DecoyDrafter(self, bench.vocabulary)
+    def build(self, workbench: Workbench) -> DecoyDrafter:
+        return DecoyDrafter(self, workbench.vocabulary)
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> Decoys | None:

@@ -158,15 +158,15 @@ _ROUND_COST: Final = 1.2
 """A verified anchor and a drafted block, in passes over one row: a block costs about a fifth of a pass."""
 
 
-def block_drafter(bench: Workbench, options: ChainOptions, row_cost: float) -> BlockDrafter:
+def block_drafter(workbench: Workbench, options: ChainOptions, row_cost: float) -> BlockDrafter:
     """A drafter with a head of the family; see :func:`outrider.drafters._trained.built_head` for errors.
 
     Args:
-        bench: what it is built from.
+        workbench: what it is built from.
         options: of the method.
         row_cost: of one more verified row, in passes over one row; 0 drafts whole blocks.
     """
-    runner = block_runner(built_head(bench, options), bench.target)
+    runner = block_runner(built_head(workbench, options), workbench.target)
     price = RowPrice(row_cost=row_cost, round_cost=_ROUND_COST)
-    pages = head_pages(bench, options, runner.row_bytes)
+    pages = head_pages(workbench, options, runner.row_bytes)
     return BlockDrafter(runner, pages, price, options.num_draft_tokens or runner.drafts)

@@ -249,12 +249,12 @@ class FeatureDrafter:
         }
 
 
-def feature_drafter(bench: Workbench, options: TreeOptions, shape: TreeShape) -> FeatureDrafter:
+def feature_drafter(workbench: Workbench, options: TreeOptions, shape: TreeShape) -> FeatureDrafter:
     """A drafter with a head of the family; see :func:`outrider.drafters._trained.built_head` for errors."""
-    runner = feature_runner(built_head(bench, options), bench.target)
+    runner = feature_runner(built_head(workbench, options), workbench.target)
     return FeatureDrafter(
         runner,
-        head_pages(bench, options, runner.row_bytes),
+        head_pages(workbench, options, runner.row_bytes),
         shape,
         depth=options.num_steps,
         most_nodes=options.most_nodes,

@@ -117,7 +117,7 @@ def runner(kind: str, head: str) -> Any:
     return None if best is None else best(head=head)
 
 
-def built_head(bench: Workbench, options: ChainOptions | TreeOptions) -> Any:
+def built_head(workbench: Workbench, options: ChainOptions | TreeOptions) -> Any:
     """The network a method drafts with.
 
     Raises:
@@ -126,12 +126,12 @@ def built_head(bench: Workbench, options: ChainOptions | TreeOptions) -> Any:
     """
     if not options.head:
         raise ConfigError(f"{options.method} needs a trained head; name its folder as head")
-    return bench.head(options.head).build()
+    return workbench.head(options.head).build()
 
 
-def head_pages(bench: Workbench, options: ChainOptions | TreeOptions, row_bytes: int) -> PagedCache:
+def head_pages(workbench: Workbench, options: ChainOptions | TreeOptions, row_bytes: int) -> PagedCache:
     """Pages of a head's own."""
     name = f"head:{options.head}"
-    bench.reserve(name, row_bytes)
+    workbench.reserve(name, row_bytes)
     # Which rows share a pass moves a head's answers by rounding alone, and what it drafts changes no text.
-    return bench.pool.cache(name, row_invariant=bench.target.row_invariant)
+    return workbench.pool.cache(name, row_invariant=workbench.target.row_invariant)

@@ -260,7 +260,7 @@ class DrafterConfig(Protocol):
         """Most nodes of a tree, anchor included; 1 is plain decoding."""
         ...
 
-    def build(self, bench: Workbench) -> Drafter:
+    def build(self, workbench: Workbench) -> Drafter:
         """Make the drafter."""
         ...
 

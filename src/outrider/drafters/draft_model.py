@@ -69,17 +69,17 @@ class DraftModel:
         per_step = 1 if self.topk == 1 else 4
         return 1 + (self.num_draft_tokens or per_step * self.num_steps)
 
-    def build(self, bench: Workbench) -> DraftModelDrafter:
+    def build(self, workbench: Workbench) -> DraftModelDrafter:
         if not self.model:
             raise ConfigError("draft_model needs a draft model; name one as draft_model")
-        return DraftModelDrafter(self, *load_drafter(bench, self), bench.vocabulary)
+        return DraftModelDrafter(self, *load_drafter(workbench, self), workbench.vocabulary)
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> DraftModel | None:
         return cls(model=draft_models[0]) if draft_models else None
 
 
-def load_drafter(bench: Workbench, config: DraftModel, index: int = 0) -> tuple[TargetModel, PagedCache]:
+def load_drafter(workbench: Workbench, config: DraftModel, index: int = 0) -> tuple[TargetModel, PagedCache]:
     """Load a model that can draft for the target, and its pages.
 
     Raises:
@@ -87,18 +87,18 @@ def load_drafter(bench: Workbench, config: DraftModel, index: int = 0) -> tuple[
             cannot take back what it drafts.
     """
     path = config.model
-    model, tokenizer = bench.load(path)
+    model, tokenizer = workbench.load(path)
     check_rollback(config, model, path)
-    if tokenizer is not None and bench.tokenizer is not None:
-        match = bench.tokenizer.compare(tokenizer)
+    if tokenizer is not None and workbench.tokenizer is not None:
+        match = workbench.tokenizer.compare(tokenizer)
         if match.kind == "different":
             raise ConfigError(f"{path} cannot draft for this target: {match.reason}")
-    if model.vocabulary < bench.vocabulary:
+    if model.vocabulary < workbench.vocabulary:
         raise ConfigError(
             f"{path} cannot draft for this target: it knows {model.vocabulary} token ids, "
-            f"the target uses {bench.vocabulary}"
+            f"the target uses {workbench.vocabulary}"
         )
-    return model, bench.pool.cache(f"draft-{index}:{path}", row_invariant=model.row_invariant)
+    return model, workbench.pool.cache(f"draft-{index}:{path}", row_invariant=model.row_invariant)
 
 
 class DraftModelDrafter:

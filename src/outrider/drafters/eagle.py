@@ -40,5 +40,5 @@ class Eagle(TreeOptions):
         """The tree's."""
         return StaticTree.likeliest([_CHANCES[: self.topk]] * self.num_steps, self.most_nodes - 1)
 
-    def build(self, bench: Workbench) -> FeatureDrafter:
-        return feature_drafter(bench, self, self.shape)
+    def build(self, workbench: Workbench) -> FeatureDrafter:
+        return feature_drafter(workbench, self, self.shape)

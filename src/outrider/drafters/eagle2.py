@@ -29,5 +29,5 @@ class Eagle2(TreeOptions):
         4, "Nodes to expand per level, and branches per node; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH
     )
 
-    def build(self, bench: Workbench) -> FeatureDrafter:
-        return feature_drafter(bench, self, DynamicTree(self.topk))
+    def build(self, workbench: Workbench) -> FeatureDrafter:
+        return feature_drafter(workbench, self, DynamicTree(self.topk))

@@ -73,15 +73,15 @@ class LookupModel:
     def most_nodes(self) -> int:
         return max(self._first.most_nodes, self._then.most_nodes)
 
-    def build(self, bench: Workbench) -> LookupModelDrafter:
+    def build(self, workbench: Workbench) -> LookupModelDrafter:
         if not self.model:
             raise ConfigError(
                 f"{self.method} needs a draft model or a trained head; name one as draft_model or head, or with "
                 "--draft-model"
             )
-        known = bench.heads.get(self.model)
+        known = workbench.heads.get(self.model)
         then = self._then if known is None else self._wished(runner(known.kind, self.model))
-        return LookupModelDrafter(self, self._first.build(bench), then.build(bench))
+        return LookupModelDrafter(self, self._first.build(workbench), then.build(workbench))
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> LookupModel | None:

@@ -50,8 +50,8 @@ class Medusa(TreeOptions):
         possible = [[max(chance, 1e-6) for chance in level] for level in levels]
         return StaticTree.likeliest(possible, self.most_nodes - 1) if possible else StaticTree(())
 
-    def build(self, bench: Workbench) -> ParallelDrafter:
-        head = built_head(bench, self)
+    def build(self, workbench: Workbench) -> ParallelDrafter:
+        head = built_head(workbench, self)
         shape = self.shape(head.config.chances or CHANCES)
-        runner = ParallelRunner(head, bench.target)
+        runner = ParallelRunner(head, workbench.target)
         return ParallelDrafter(runner, shape, most_nodes=self.most_nodes, needs=self.needs)

@@ -44,7 +44,7 @@ class Ngram:
     def most_nodes(self) -> int:
         return 1 + self.num_draft_tokens
 
-    def build(self, bench: Workbench) -> NgramDrafter:
+    def build(self, workbench: Workbench) -> NgramDrafter:
         return NgramDrafter(self)
 
     @classmethod

@@ -20,7 +20,7 @@ class NoDraft:
     needs: ClassVar[Needs] = Needs()
     most_nodes: ClassVar[int] = 1
 
-    def build(self, bench: Workbench) -> NoDrafter:
+    def build(self, workbench: Workbench) -> NoDrafter:
         return NoDrafter()
 
     @classmethod

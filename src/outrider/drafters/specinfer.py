@@ -60,13 +60,13 @@ class SpecInfer:
     def most_nodes(self) -> int:
         return 1 + sum(self._single(index).most_nodes - 1 for index in range(len(self.models)))
 
-    def build(self, bench: Workbench) -> SpecInferDrafter:
+    def build(self, workbench: Workbench) -> SpecInferDrafter:
         if not self.models:
             raise ConfigError("specinfer needs draft models; name them as draft_model")
         return SpecInferDrafter(
             self,
             [
-                DraftModelDrafter(single, *load_drafter(bench, single, index), bench.vocabulary, index)
+                DraftModelDrafter(single, *load_drafter(workbench, single, index), workbench.vocabulary, index)
                 for index, single in enumerate(map(self._single, range(len(self.models))))
             ],
         )

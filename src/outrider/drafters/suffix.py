@@ -73,7 +73,7 @@ class Suffix:
     def most_nodes(self) -> int:
         return 1 + self.num_draft_tokens
 
-    def build(self, bench: Workbench) -> SuffixDrafter:
+    def build(self, workbench: Workbench) -> SuffixDrafter:
         return SuffixDrafter(self)
 
     @classmethod
