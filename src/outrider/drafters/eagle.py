@@ -15,7 +15,7 @@ from outrider.drafters.base import Workbench, register
 from outrider.options import Role, option
 
 _CHANCES: Final = (0.6, 0.15, 0.08, 0.05, 0.03, 0.02)
-"""How often a proposal of each rank is right; of the shape that follows only the order of nodes matters."""
+"""How often the proposal of each rank is right; only the resulting order of nodes matters."""
 
 
 @register
@@ -37,7 +37,7 @@ class Eagle(TreeOptions):
 
     @property
     def shape(self) -> StaticTree:
-        """The tree's."""
+        """Shape of the tree."""
         return StaticTree.likeliest([_CHANCES[: self.topk]] * self.num_steps, self.most_nodes - 1)
 
     def build(self, workbench: Workbench) -> FeatureDrafter:

@@ -1,6 +1,6 @@
-"""Looks for a long match in the text first, and uses a draft model or head if there is none.
+"""Look up a long match in the text first; if there is none, use a draft model or head.
 
-Which of the two drafts is decided by the committed text alone, so every acceptance rule stays exact.
+The choice depends only on the committed text, so every acceptance rule stays exact.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from outrider.tree import TokenTree
 @register
 @dataclass(frozen=True)
 class LookupModel:
-    """Options of the composition."""
+    """Options of lookup before a draft model or head."""
 
     method: ClassVar[str] = "lookup_model"
     automatic_rank: ClassVar[int] = 8
@@ -98,16 +98,16 @@ class LookupModel:
         return self._wished(head_config(self.model) or DraftModel(model=self.model))
 
     def _wished(self, then: Any) -> DrafterConfig:
-        """A method with the options it shares with this one."""
+        """Give a method the options that it shares with this one."""
         if self.topk > 1 and Role.WIDTH not in roles_of(then):
-            raise ConfigError(f"lookup_model: {self.model} holds a head that drafts chains alone; leave topk at 1")
+            raise ConfigError(f"lookup_model: {self.model} is a head that drafts only chains; set topk to 1")
         wishes = {Role.DEPTH: self.num_steps, Role.WIDTH: self.topk, Role.MIN_SURVIVAL: self.min_survival}
         wished: DrafterConfig = with_roles(then, wishes)
         return wished
 
 
-class LookupModelDrafter:
-    """Gives the first drafter first refusal, sequence by sequence."""
+class LookupModelDrafter(Drafter):
+    """Uses the second drafter for the sequences for which the first one proposes nothing."""
 
     def __init__(self, config: LookupModel, first: Drafter, then: Drafter) -> None:
         self.needs = replace(config.needs, hidden_layers=then.needs.hidden_layers)

@@ -1,7 +1,7 @@
 """Medusa: heads on the target's last hidden row predict later tokens, as a chain or a sparse tree.
 
 Source: Cai et al. 2024 (arXiv 2401.10774).  The tree has a fixed shape, grown by how often guesses are right (§2.3);
-it is verified by the running acceptance rule, so the text stays the target's own.
+the engine's acceptance rule verifies it, so the text stays the target's own.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CHANCES: Final = (
     (0.25, 0.10, 0.06, 0.04, 0.03, 0.03, 0.02, 0.02, 0.02, 0.01),
     (0.20, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02, 0.02, 0.02, 0.01),
 )
-"""How often the guess of each rank is right, by head, where a head does not bring its own figures; deeper heads count
-as the last."""
+"""How often the guess of each rank is right, by head, for heads without figures of their own; deeper heads use the
+last row."""
 
 
 @register
@@ -45,7 +45,7 @@ class Medusa(TreeOptions):
     )
 
     def shape(self, chances: Sequence[Sequence[float]]) -> StaticTree:
-        """The tree whose nodes are most often right, by chances of each head and rank."""
+        """Make the tree with the likeliest nodes, given the chances of each head and rank."""
         levels = [chances[min(depth, len(chances) - 1)][: self.topk] for depth in range(self.num_steps)]
         possible = [[max(chance, 1e-6) for chance in level] for level in levels]
         return StaticTree.likeliest(possible, self.most_nodes - 1) if possible else StaticTree(())

@@ -1,6 +1,6 @@
 """Prompt lookup: finds the last few tokens earlier in the text and copies what followed them.
 
-Source: Saxena, "Prompt lookup decoding", 2023; the longest match wins, and of equally long ones the latest.
+Source: Saxena, "Prompt lookup decoding", 2023.  The longest match wins; of equally long ones, the latest.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench, register
+from outrider.drafters.base import DraftContext, Drafter, Needs, Workbench, register
 from outrider.errors import ConfigError
 from outrider.options import Role, check_options, option
 from outrider.tree import TokenTree
@@ -53,7 +53,7 @@ class Ngram:
 
 
 class NgramIndex:
-    """Where each n-gram of a growing text ended last, n from ``min_match`` to ``max_match``."""
+    """Last end of each n-gram of a growing text, for n from ``min_match`` to ``max_match``."""
 
     def __init__(self, config: Ngram) -> None:
         self._lengths = range(config.max_match, config.min_match - 1, -1)
@@ -61,11 +61,14 @@ class NgramIndex:
         self._indexed = 0
 
     def match(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """Where the continuation of the text's end begins, and how many tokens matched; length 0 is no match.
+        """Find where the text's last tokens stood before.
 
-        The work is bounded by what has been appended since the last call.
+        The time grows only with the tokens appended since the last call.
+
+        Returns:
+            Start of the continuation, and the number of matched tokens; 0 is no match.
         """
-        for end in range(self._indexed + 1, len(tokens)):  # n-grams that something follows
+        for end in range(self._indexed + 1, len(tokens)):  # only n-grams with a continuation
             for length in self._lengths:
                 if length <= end:
                     self._after[tuple(tokens[end - length : end])] = end
@@ -76,7 +79,7 @@ class NgramIndex:
         return 0, 0
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Keeps one index per request."""
 
     needs = Ngram.needs
@@ -84,9 +87,6 @@ class NgramDrafter:
     def __init__(self, config: Ngram) -> None:
         self._config = config
         self._indexes: dict[str, NgramIndex] = {}
-
-    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        return most
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
         trees = []
@@ -97,17 +97,11 @@ class NgramDrafter:
             trees.append(sequence.builder().chain(copied(sequence.tokens, start, most)).build())
         return trees
 
-    def observe(self, outcome: Outcome) -> None:
-        """Do nothing: nothing depends on it."""
-
-    def pause(self, key: str) -> None:
-        """Do nothing: nothing depends on it."""
-
     def close(self, key: str) -> None:
         self._indexes.pop(key, None)
 
 
 def copied(tokens: Sequence[int], start: int, count: int) -> list[int]:
-    """``count`` tokens from ``start`` on; a copy that reaches the text's end goes on with its own beginning."""
+    """Copy ``count`` tokens from ``start`` on; a copy that reaches the end of the text repeats itself."""
     period = len(tokens) - start
     return [tokens[start + offset % period] for offset in range(count)]

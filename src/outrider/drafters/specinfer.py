@@ -12,7 +12,7 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import ClassVar
 
-from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench, register
+from outrider.drafters.base import DraftContext, Drafter, Needs, Outcome, Workbench, register
 from outrider.drafters.draft_model import DraftModel, DraftModelDrafter, load_drafter
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import CONFIG
@@ -45,7 +45,7 @@ class SpecInfer:
     )
 
     def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
+        """Refuse values out of bounds, and look for models in a folder."""
         check_options(self)
         object.__setattr__(self, "models", tuple(part for model in self.models for part in members_in(model)))
         if len(self.models) > MOST_SOURCES:
@@ -77,7 +77,7 @@ class SpecInfer:
         return config if len(config.models) > 1 else None
 
     def _single(self, index: int) -> DraftModel:
-        """One model's own options; where tokens are limited, earlier models take what does not divide evenly."""
+        """Options of one model; its share of the tokens is rounded up for the first models."""
         each, left = divmod(self.num_draft_tokens, len(self.models))
         share = each + (index < left)
         steps = 0 if self.num_draft_tokens and not share else self.num_steps
@@ -85,7 +85,7 @@ class SpecInfer:
 
 
 def members_in(model: str | Path) -> tuple[str, ...]:
-    """The draft models in a folder that holds nothing but such, ``1``, ``2`` and so on; else what was named itself."""
+    """The draft models ``1``, ``2``, … in a folder that is no model itself; otherwise what was named."""
     folder = Path(model)
     if (folder / CONFIG).exists():
         return (str(model),)
@@ -93,8 +93,8 @@ def members_in(model: str | Path) -> tuple[str, ...]:
     return tuple(map(str, members)) or (str(model),)
 
 
-class SpecInferDrafter:
-    """Asks every draft model and merges what they say."""
+class SpecInferDrafter(Drafter):
+    """Merges the trees of several draft models."""
 
     def __init__(self, config: SpecInfer, drafters: Sequence[DraftModelDrafter]) -> None:
         self.needs = config.needs
