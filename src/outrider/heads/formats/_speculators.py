@@ -1,4 +1,4 @@
-"""What the formats of vLLM's ``speculators`` have in common: https://github.com/vllm-project/speculators."""
+"""Shared by the formats of vLLM's ``speculators``: https://github.com/vllm-project/speculators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VERSION: Final = "0.9.0"
 
 
 def network(told: UntrustedConfig) -> UntrustedConfig:
-    """The configuration of the blocks.
+    """Configuration of the blocks.
 
     Raises:
         ModelError: there is none.
@@ -25,12 +25,12 @@ def network(told: UntrustedConfig) -> UntrustedConfig:
 
 
 def verifier(told: UntrustedConfig) -> str:
-    """What the target is called."""
+    """Name of the target."""
     return told.part("speculators_config").part("verifier").text("name_or_path")
 
 
 def layers_of_ids(told: UntrustedConfig, key: str) -> tuple[int, ...]:
-    """Target layers as we count them, by their outputs; empty where nothing is said.
+    """Target layers in our numbering, by outputs; empty if there are none.
 
     Raises:
         ModelError: the embedding is among them.
@@ -46,16 +46,16 @@ def layers_of_ids(told: UntrustedConfig, key: str) -> tuple[int, ...]:
 
 
 def told_speculator(checkpoint: HeadCheckpoint, kind: str, architectures: Sequence[str], drafts: int) -> dict[str, Any]:
-    """What every configuration of the format begins with.
+    """Write the keys that all configurations of the format share.
 
     Args:
         checkpoint: the head.
-        kind: the format's word for it.
-        architectures: the format's words for its network.
-        drafts: tokens drafted per round.
+        kind: the format's name of its kind.
+        architectures: the format's names of its network.
+        drafts: drafted tokens per round.
 
     Raises:
-        ConfigError: the head does not say what its target is called, which readers of the format fetch weights from.
+        ConfigError: the head does not name its target, from which readers of the format load weights.
     """
     if not checkpoint.target.name:
         raise ConfigError(

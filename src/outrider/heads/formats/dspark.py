@@ -1,8 +1,8 @@
 """DSpark and DFlash with a Qwen3-like ``config.json``: DeepSpec's, SpecForge's and z-lab's.
 
 Sources: https://github.com/deepseek-ai/DeepSpec, https://github.com/sgl-project/SpecForge,
-https://github.com/z-lab/dflash.  All name target layers by their outputs, as we do.  What DeepSpec says at the top
-of its configuration the others say in its ``dflash_config``.
+https://github.com/z-lab/dflash.  All number target layers by their outputs, as we do.  Some keys that DeepSpec has at
+the top level are in ``dflash_config`` in the others.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from outrider.heads.formats._untrusted_config import UntrustedConfig
 from outrider.heads.formats.base import Exported, Format, Source
 
 _ANCHORED: Final = "DSpark"
-"""In the name of a network whose anchor's slot drafts the first token."""
+"""Part of a network's name if the anchor's slot drafts the first token."""
 _HEADS: Final = {"", "dspark"}
-"""Words for what follows the blocks, of those that say it, which heads here have too."""
+"""Supported values of ``projector_type``, which names what follows the blocks."""
 
 
 def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether a source is of this format."""
+    """Whether a configuration and its weights' names are in this format."""
     return "speculators_model_type" not in told and {
         "hidden_norm.weight",
         "fc.weight",
@@ -34,7 +34,7 @@ def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
 
 
 def read(source: Source) -> HeadCheckpoint:
-    """Read the head in a source of this format."""
+    """Read a head in this format."""
     told = source.told.part("dflash_config").over(source.told)
     _check_served(told)
     architectures = source.told.texts("architectures")
@@ -61,8 +61,8 @@ def _check_served(told: UntrustedConfig) -> None:
 def _layers(told: UntrustedConfig) -> tuple[int, ...]:
     """Target layers, by their outputs.
 
-    Where nothing is said they are spread evenly from the second to the third from the end.  The last block's output is
-    read through transformers' ``hidden_states``, where it is normed already.
+    By default they are spread evenly from the second to the third from the end.  The last block's output comes from
+    transformers' ``hidden_states``, which holds it after the final norm.
     """
     depth = told.number("num_target_layers", 0, low=0)
     if not told.says("target_layer_ids"):

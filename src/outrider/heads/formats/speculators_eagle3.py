@@ -21,12 +21,12 @@ _STEPS: Final = 4
 
 
 def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether a source is of this format."""
+    """Whether a configuration and its weights' names are in this format."""
     return told.get("speculators_model_type") == KIND
 
 
 def read(source: Source) -> HeadCheckpoint:
-    """Read the head in a source of this format."""
+    """Read a head in this format."""
     told, inner = source.told, network(source.told)
     if (blocks := inner.number("num_hidden_layers", 1)) != 1:
         raise ModelError(f"{source.name}: it has {blocks} blocks, and EAGLE-3 heads here have one")
