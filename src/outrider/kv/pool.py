@@ -169,10 +169,6 @@ class PagedCache:
                 self._disown(page)
             table.node, table.shared = known, table.shared + 1
 
-    def commit(self, key: str, start: int, kept: Sequence[int]) -> None:
-        """Keep some of one sequence's rows and drop the rest; see :class:`outrider.kv.state.Kept`."""
-        self.keep([Kept(key, start, kept)])
-
     def keep(self, kept: Sequence[Kept]) -> None:
         """Commit the rows of several sequences, with one call per layer; their other rows are dropped."""
         source: list[int] = []

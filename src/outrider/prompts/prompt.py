@@ -62,9 +62,6 @@ class Prompt:
             tokenizer: the target's tokenizer.
             chat: apply the chat template to a conversation; otherwise join its turns as plain text.
 
-        Returns:
-            Token ids.
-
         Raises:
             ModelError: the model has no chat template.
             RequestError: the template refuses the conversation.

@@ -1,4 +1,4 @@
-"""The target's rows of one pass, sequence by sequence, for an acceptance rule."""
+"""The target's rows of one pass, for an acceptance rule, sequence by sequence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from outrider.errors import NumericsError
 from outrider.law import ERROR, Law, Laws, unreadable
-from outrider.sampling.best import check
+from outrider.sampling.best import UNDEFINED, check
 from outrider.sampling.distribution import softmax, undefined
 from outrider.sampling.noise import Purpose
 from outrider.sampling.sampler import Path, RequestSampler, RowToRank, chosen
@@ -18,48 +18,30 @@ from outrider.tree import TokenTree
 from outrider.verify.base import Answers, Dice, KeyedDice
 
 _TOGETHER: Final = 1 << 15
-"""Most probabilities that one softmax call computes."""
+"""Maximum probabilities in one softmax call."""
 _Answer = TypeVar("_Answer")
 
 
 class SharedArgmax:
-    """The argmax of every row of a pass, computed once if a plain greedy request needs it.
-
-    Args:
-        logits: float [rows, ≥ vocabulary].
-        vocabulary: number of valid columns.
-    """
+    """The argmax of all rows of a pass, float [rows, ≥ vocabulary]; computed once, when a greedy request reads it."""
 
     def __init__(self, logits: torch.Tensor, vocabulary: int) -> None:
         self._logits, self._vocabulary = logits, vocabulary
-
         self._best: tuple[list[int], list[bool]] | None = None
 
     def token(self, first: int, node: int) -> int:
-        """The best token of row ``first + node``.
-
-        Raises:
-            NumericsError: the row holds NaN or infinity.
-        """
+        """The best token of row ``first + node``; NumericsError if the row holds NaN or infinity."""
         if self._best is None:
             values, tokens = self._logits[:, : self._vocabulary].max(dim=1)
             self._best = tokens.tolist(), torch.isfinite(values).tolist()
         best, finite = self._best
         if not finite[first + node]:
-            raise NumericsError(
-                "the target's logits hold NaN or infinity, so the request ended; check the model and its dtype"
-            )
+            raise NumericsError(UNDEFINED)
         return best[first + node]
 
 
 class SharedLaws:
-    """The distributions of a pass's rows at one temperature, computed in blocks when needed.
-
-    Args:
-        logits: float [rows, ≥ vocabulary].
-        vocabulary: number of valid columns.
-        temperature: positive.
-    """
+    """The distributions of a pass's rows at one temperature, computed in blocks when they are read."""
 
     def __init__(self, logits: torch.Tensor, vocabulary: int, temperature: float) -> None:
         self._logits, self._vocabulary, self._temperature = logits, vocabulary, temperature
@@ -67,11 +49,7 @@ class SharedLaws:
         self._known: dict[int, Laws] = {}
 
     def law(self, first: int, node: int) -> Law:
-        """The distribution of row ``first + node``.
-
-        Raises:
-            NumericsError: the row holds NaN or infinity.
-        """
+        """The distribution of row ``first + node``; NumericsError if the row holds NaN or infinity."""
         row = first + node
         part, place = divmod(row, self._together)
         if part not in self._known:
@@ -86,44 +64,39 @@ class SharedLaws:
 
 
 class SharedAnchors:
-    """The tokens after the anchors of requests that sample: all chosen in one call, and only if one asks.
-
-    Args:
-        logits: float [rows of the pass, ≥ vocabulary].
-        sequences: of the pass.
-    """
+    """The tokens after the anchors of requests that sample, all chosen in one call, when the first is read."""
 
     def __init__(self, logits: torch.Tensor, sequences: Sequence[Asked]) -> None:
         self._logits, self._sequences = logits, sequences
         self._tokens: list[int | None] | None = None
 
     def token(self, place: int) -> int | None:
-        """The token of one sequence; None where it must be asked alone."""
+        """The token of one sequence; None if it needs a call of its own."""
         if self._tokens is None:
             self._tokens = chosen(self._logits, [RowToRank(one.sampler, one.first, (), 1) for one in self._sequences])
         return self._tokens[place]
 
 
 class Shared(NamedTuple):
-    """Where a sequence's answers come from where one call serves a whole pass; None asks its own sampler."""
+    """Answers of calls that serve a whole pass; None uses the sequence's own sampler."""
 
     best: Callable[[int], int] | None = None
     """The argmax after a node, which is the token."""
     law: Callable[[int], Law] | None = None
     """The distribution after a node."""
     anchor: Callable[[], int | None] = lambda: None
-    """The token after the anchor; None where it must be asked alone."""
+    """The token after the anchor; None if it needs a call of its own."""
 
 
 ALONE: Final = Shared()
 
 
 class TargetRows:
-    """The target's rows for one sequence's tree, computed only where a rule looks.
+    """The target's rows for one sequence's tree, computed only where a rule reads them.
 
     Args:
         logits: float [rows of the pass, ≥ vocabulary].
-        tree: the tree that some of them answer.
+        tree: the drafted tree.
         sampler: turns rows into distributions.
         round_number: the request's round, which keys the dice of ratio rules.
         ended: whether the output ends on a draft path; rows after an end are not computed.
@@ -155,7 +128,7 @@ class TargetRows:
 
     @property
     def failures(self) -> dict[int, Exception]:
-        """The errors of unreadable rows, by node; rows after an end have none."""
+        """Errors of unreadable rows, by node; rows after an end have none."""
         if self._failures is None:
             self._failures = {}
         return self._failures
@@ -183,7 +156,7 @@ class TargetRows:
         try:
             if not (node and self.ended(self.tree.paths[node])):
                 return answer(node)
-        except Exception as error:  # noqa: BLE001 - an error belongs to this row and is kept with it
+        except Exception as error:  # noqa: BLE001 - the error belongs to this row alone
             self.failures[node] = error
         return nothing()
 
@@ -220,7 +193,7 @@ class _Laws(dict[int, Law]):
 
 
 class Asked(NamedTuple):
-    """One sequence whose rows a rule will judge."""
+    """A sequence whose rows a rule reads."""
 
     first: int
     """Its first row among the pass's logits."""
@@ -232,12 +205,12 @@ class Asked(NamedTuple):
 
 
 def rows_of(logits: torch.Tensor, vocabulary: int, sequences: Sequence[Asked]) -> list[TargetRows]:
-    """Cut a pass's logits into each sequence's rows.
+    """Split a pass's logits into each sequence's rows.
 
     Args:
         logits: float [wanted rows, ≥ vocabulary].
         vocabulary: number of valid columns.
-        sequences: the sequences, in the order of their rows.
+        sequences: in the order of their rows.
     """
     best = SharedArgmax(logits, vocabulary)
     laws: dict[float, SharedLaws] = {}
