@@ -1,8 +1,7 @@
-"""Any causal language model of transformers with standard attention, its own code unmodified.
+"""Any causal language model of transformers with standard attention, with its own code unmodified.
 
-The pass is one flat ``[1, rows]`` batch.  Our attention function is registered without a mask function, so that the
-model builds no dense mask; the function finds the plan of the pass in a context variable, because some models do not
-hand keyword arguments down to their attention.
+A pass is one flat ``[1, rows]`` batch.  Our attention function has no mask function, so the model builds no dense mask.
+It finds the pass's plan in a context variable, because some models do not pass keyword arguments on to their attention.
 """
 
 from __future__ import annotations
@@ -35,23 +34,23 @@ def _attention(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The function transformers calls: [1, heads, rows, width] in, [1, rows, heads, width] out."""
+    """The function that transformers calls: [1, heads, rows, width] → [1, rows, heads, width]."""
     call = transformers_api.read_attention_call(module, attention_mask, options, width=query.shape[-1])
     return _plan.get().attend(query, key, value, call), None
 
 
 class HFModel:
-    """A transformers model behind the :class:`outrider.models.base.TargetModel` protocol.
+    """A transformers model as :class:`outrider.models.base.TargetModel`.
 
     Args:
         module: a causal model whose attention implementation is ``ATTENTION``.
         architecture: its class, for messages.
-        context_length: most positions to serve.
+        context_length: maximum positions.
         source: the folder or file it was loaded from.
 
     Raises:
-        ModelError: its state cannot be rolled back, its attention cannot be replaced, or it is not among the verified
-            classes and differs from its own eager attention.
+        ModelError: its state cannot be rolled back, its attention cannot be replaced, or it is not verified and differs
+            from its own eager attention.
     """
 
     backend = "hf"
@@ -68,7 +67,7 @@ class HFModel:
         self.module, self.context_length, self._architecture = module, context_length, architecture
         self.source = source
         self._turn = Lock()
-        """What a pass hangs onto the module other passes would meet, so engines that share it take turns."""
+        """Passes put hooks on the module, so engines that share it take turns."""
         self.vocabulary = transformers_api.vocabulary(module)
         first = next(module.parameters())
         self.device, self._dtype = first.device, first.dtype
