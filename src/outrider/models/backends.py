@@ -121,7 +121,9 @@ def _native_ruled_out(options: LoadOptions) -> str | None:
     if device.type != "cpu":
         return f"it runs on the CPU, not on {device}"
     if options.dtype != _AUTO:
-        return f"it keeps the weights' own precision, but dtype is {options.dtype}; leave dtype out to use it"
+        return (
+            f"it keeps the weights' own precision, and dtype {options.dtype} was asked for; leave dtype out to use it"
+        )
     return None
 
 
