@@ -42,11 +42,7 @@ def config_class(name: str) -> type[DrafterConfig]:
 
 
 def automatic_config(draft_models: Sequence[str]) -> DrafterConfig:
-    """Choose the method for ``auto``: the one with the highest rank that offers a config.
-
-    Args:
-        draft_models: draft models the user named.
-    """
+    """Choose the method for ``auto``: the one with the highest rank that offers a config for these draft models."""
     offers = [config_class(name).automatic(draft_models) for name in methods()]
     return max((offer for offer in offers if offer is not None), key=lambda offer: offer.automatic_rank)
 
@@ -59,10 +55,7 @@ def make_config(name: str, options: Mapping[str, Any]) -> DrafterConfig:
 def changed(config: DrafterConfig, options: Mapping[str, Any], *, chosen: str = "") -> DrafterConfig:
     """Return a config with some options changed.
 
-    Args:
-        config: a method's config.
-        options: values by name.
-        chosen: for messages, how the method was chosen if the user did not choose it.
+    ``chosen`` says in messages how the method was chosen if the user did not choose it.
 
     Raises:
         ConfigError: the method has no such option, or a value is out of bounds.

@@ -37,14 +37,7 @@ from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder, root_
 
 
 class BlockDrafter(Drafter):
-    """Runs a block head on its own pages.
-
-    Args:
-        runner: the head.
-        cache: its pages.
-        price: decides which drafts are worth their row.
-        most: maximum drafted tokens.
-    """
+    """Runs a block head on its own pages, for at most ``most`` drafted tokens that are worth their price."""
 
     def __init__(self, runner: BlockRunner, cache: PagedCache, price: RowPrice, most: int) -> None:
         self.needs = Needs(hidden_layers=runner.hidden_layers, price=price)
@@ -171,10 +164,7 @@ _ROUND_COST: Final = 1.2
 def block_drafter(workbench: Workbench, options: ChainOptions, row_cost: float) -> BlockDrafter:
     """Make a drafter with a block head; see :func:`outrider.drafters._trained.built_head` for errors.
 
-    Args:
-        workbench: the parts to build from.
-        options: the method's options.
-        row_cost: cost of one more verified row, in one-row passes; 0 drafts whole blocks.
+    ``row_cost`` is the cost of one more verified row, in one-row passes; 0 drafts whole blocks.
     """
     runner = block_runner(built_head(workbench, options), workbench.target)
     price = RowPrice(row_cost=row_cost, round_cost=_ROUND_COST)

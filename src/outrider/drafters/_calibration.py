@@ -29,12 +29,9 @@ class Calibration:
         return (_PRIOR + self._accepted) / (_PRIOR + self._expected)
 
     def observe(self, tree: TokenTree | None, verdict: Verdict) -> None:
-        """Learn from a round.
+        """Learn from a round, whose tree's survival was estimated with the current factor.
 
-        Args:
-            tree: the drafted tree, with survival estimated with the current factor; None if the round verified no
-                tree of this drafter.
-            verdict: the verdict on it.
+        ``tree`` is None if the round verified no tree of this drafter.
         """
         factor, tested = self.factor, 0 if tree is None else len(verdict.tested)
         keep = 1.0 - min(1.0, max(1, tested) / _MEMORY)

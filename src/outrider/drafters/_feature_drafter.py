@@ -72,16 +72,7 @@ class _State:
 
 
 class FeatureDrafter(Drafter):
-    """Runs a head on its own pages.
-
-    Args:
-        model: the head.
-        cache: its pages.
-        shape: number of children of each node.
-        depth: maximum levels.
-        most_nodes: maximum nodes of a tree, anchor included.
-        needs: the method's needs, without layers.
-    """
+    """Runs a head on its own pages; adds the head's layers to the method's needs."""
 
     def __init__(
         self, model: FeatureRunner, cache: PagedCache, shape: TreeShape, *, depth: int, most_nodes: int, needs: Needs

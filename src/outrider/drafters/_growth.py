@@ -75,11 +75,9 @@ class StaticTree:
 
     @classmethod
     def likeliest(cls, chances: Sequence[Sequence[float]], count: int) -> StaticTree:
-        """Make the shape with the likeliest nodes (Cai et al. 2024, §2.3).
+        """Make the shape of ``count`` nodes with the likeliest nodes (Cai et al. 2024, §2.3).
 
-        Args:
-            chances: by depth and rank, how often the proposal of that rank is right if its parent is; falling.
-            count: number of drafted nodes.
+        ``chances`` says by depth and rank how often the proposal of that rank is right if its parent is; falling.
         """
         chosen: list[Ranks] = []
         offers: list[tuple[float, Ranks]] = [(-chances[0][0], (0,))] if chances else []
@@ -139,15 +137,10 @@ class Failures:
 
 
 class Growth:
-    """One request's tree while it grows.
+    """One request's tree while it grows, to at most ``nodes`` nodes, anchor included, and ``depth`` levels.
 
-    Args:
-        sequence: the request.
-        shape: number of children of each node.
-        price: decides which drafts are worth their row.
-        context: number of rows before the anchor in the drafter's cache, computed or not.
-        nodes: maximum nodes, anchor included.
-        depth: maximum levels.
+    ``context`` is the number of rows before the anchor in the drafter's cache, computed or not.  The price decides
+    which drafts are worth their row.
     """
 
     def __init__(
@@ -195,9 +188,8 @@ class Growth:
     def begin_level(self, rows: Sequence[int], causal: bool) -> Frontier:
         """Mark all nodes as computed, and return the frontier that needs proposals.
 
-        Args:
-            rows: row of the logits for each newly computed node.
-            causal: whether the shape must not depend on drawn tokens.
+        ``rows`` has the row of the logits for each newly computed node; if ``causal``, the shape must not depend on
+        drawn tokens.
         """
         self.first, self.computed = self.computed, len(self._builder)
         self._level += 1
@@ -259,12 +251,8 @@ def grow_level(
 ) -> None:
     """Add a level of proposals below every tree's frontier.
 
-    Args:
-        context: turns logits into proposals.
-        growing: the trees.
-        logits: float [rows, vocabulary].
-        rows: for each tree, the row of each newly computed node.
-        source: index of the drafter in a merged tree.
+    ``logits`` are float [rows, vocabulary]; ``rows`` has, for each tree, the row of each newly computed node;
+    ``source`` is the drafter's index in a merged tree.
     """
     frontiers = [growth.begin_level(own, context.causal) for growth, own in zip(growing, rows, strict=True)]
     for growth, picked in zip(growing, context.pick(logits, frontiers, source), strict=True):

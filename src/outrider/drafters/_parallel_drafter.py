@@ -28,14 +28,7 @@ class _Last(NamedTuple):
 
 
 class ParallelDrafter(Drafter):
-    """Grows a tree of fixed shape from one row of each request.
-
-    Args:
-        runner: the heads.
-        shape: number of children of each node.
-        most_nodes: maximum nodes of a tree, anchor included.
-        needs: the method's needs, without the layer.
-    """
+    """Grows a tree of fixed shape from one row of each request; adds the heads' layer to the method's needs."""
 
     def __init__(self, runner: ParallelRunner, shape: StaticTree, *, most_nodes: int, needs: Needs) -> None:
         self.needs = replace(needs, hidden_layers=(runner.hidden_layer,))

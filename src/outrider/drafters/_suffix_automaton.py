@@ -37,15 +37,9 @@ class SuffixAutomaton:
         self.tokens += len(tokens)
 
     def step(self, state: int, matched: int, token: int) -> tuple[int, int]:
-        """Extend a match by one token.
+        """Extend a match by the next token of a text.
 
-        Args:
-            state: state of the longest suffix matched so far.
-            matched: its length.
-            token: the next token of the text.
-
-        Returns:
-            State and length of the longest suffix of the longer text.
+        A match is the state of the text's longest suffix in the automaton, and its length.
         """
         while state != ROOT and token not in self.following[state]:
             state = self.link[state]

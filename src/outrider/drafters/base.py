@@ -209,6 +209,28 @@ class Drafter(Protocol):
         return
 
 
+class SeveralDrafters(Drafter):
+    """A drafter made of others, each of which sees every request and round."""
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self._drafters = drafters
+
+    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
+        return min(drafter.adopt(key, tokens, most) for drafter in self._drafters)
+
+    def observe(self, outcome: Outcome) -> None:
+        for drafter in self._drafters:
+            drafter.observe(outcome)
+
+    def pause(self, key: str) -> None:
+        for drafter in self._drafters:
+            drafter.pause(key)
+
+    def close(self, key: str) -> None:
+        for drafter in self._drafters:
+            drafter.close(key)
+
+
 @dataclass(frozen=True, eq=False)
 class Workbench:
     """The parts that a drafter is built from."""

@@ -16,7 +16,7 @@ from outrider.drafters.base import (
     Drafter,
     DrafterConfig,
     Needs,
-    Outcome,
+    SeveralDrafters,
     Workbench,
     register,
     survival_option,
@@ -106,15 +106,13 @@ class LookupModel:
         return wished
 
 
-class LookupModelDrafter(Drafter):
+class LookupModelDrafter(SeveralDrafters):
     """Uses the second drafter for the sequences for which the first one proposes nothing."""
 
     def __init__(self, config: LookupModel, first: Drafter, then: Drafter) -> None:
         self.needs = replace(config.needs, hidden_layers=then.needs.hidden_layers)
         self._first, self._then = first, then
-
-    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        return min(self._first.adopt(key, tokens, most), self._then.adopt(key, tokens, most))
+        super().__init__([first, then])
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
         trees = self._first.propose(context)
@@ -124,15 +122,3 @@ class LookupModelDrafter(Drafter):
             for index, tree in zip(silent, self._then.propose(rest), strict=True):
                 trees[index] = tree
         return trees
-
-    def observe(self, outcome: Outcome) -> None:
-        self._first.observe(outcome)
-        self._then.observe(outcome)
-
-    def pause(self, key: str) -> None:
-        self._first.pause(key)
-        self._then.pause(key)
-
-    def close(self, key: str) -> None:
-        self._first.close(key)
-        self._then.close(key)

@@ -12,7 +12,7 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import ClassVar
 
-from outrider.drafters.base import DraftContext, Drafter, Needs, Outcome, Workbench, register
+from outrider.drafters.base import DraftContext, Needs, SeveralDrafters, Workbench, register
 from outrider.drafters.draft_model import DraftModel, DraftModelDrafter, load_drafter
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import CONFIG
@@ -93,15 +93,12 @@ def members_in(model: str | Path) -> tuple[str, ...]:
     return tuple(map(str, members)) or (str(model),)
 
 
-class SpecInferDrafter(Drafter):
+class SpecInferDrafter(SeveralDrafters):
     """Merges the trees of several draft models."""
 
     def __init__(self, config: SpecInfer, drafters: Sequence[DraftModelDrafter]) -> None:
         self.needs = config.needs
-        self._drafters = drafters
-
-    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        return min(drafter.adopt(key, tokens, most) for drafter in self._drafters)
+        super().__init__(drafters)
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
         count = len(self._drafters)
@@ -115,15 +112,3 @@ class SpecInferDrafter(Drafter):
             for builder, tree in zip(builders, drafter.propose(replace(context, sequences=tuple(shares))), strict=True):
                 builder.graft(tree, source)
         return [builder.build() for builder in builders]
-
-    def observe(self, outcome: Outcome) -> None:
-        for drafter in self._drafters:
-            drafter.observe(outcome)
-
-    def pause(self, key: str) -> None:
-        for drafter in self._drafters:
-            drafter.pause(key)
-
-    def close(self, key: str) -> None:
-        for drafter in self._drafters:
-            drafter.close(key)

@@ -90,12 +90,7 @@ def turn(rows: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor]) -> torch.
 
 
 class Attention(nn.Module):
-    """Grouped-query attention; the ``Attend`` keeps its keys and values.
-
-    Args:
-        shape: sizes.
-        inputs: width of its input rows; None is the shape's.
-    """
+    """Grouped-query attention of rows of width ``inputs``, or the shape's; the ``Attend`` keeps its keys and values."""
 
     def __init__(self, shape: BlockShape, inputs: int | None = None) -> None:
         super().__init__()
@@ -171,12 +166,7 @@ class HeadParts:
 
 
 class DecoderBlock(nn.Module):
-    """A pre-norm decoder block.
-
-    Args:
-        shape: sizes.
-        first_norm: whether rows are normed before attention; in EAGLE's first block they are not.
-    """
+    """A pre-norm decoder block; without ``first_norm``, as in EAGLE, rows are not normed before attention."""
 
     def __init__(self, shape: BlockShape, *, first_norm: bool = True) -> None:
         super().__init__()
@@ -200,10 +190,8 @@ class DecoderBlock(nn.Module):
 def take_over(head: nn.Module, ids: torch.Tensor, rows: torch.Tensor) -> None:
     """Start a head's own LM head, if it has one, from the target's.
 
-    Args:
-        head: a network with ``ids`` and ``lm_head``.
-        ids: int64 [vocabulary], ascending target ids of the tokens to draft.
-        rows: [vocabulary, width], their rows of the target's LM head.
+    ``ids`` are the ascending target ids of the draft vocabulary, int64 [vocabulary]; ``rows`` are their rows of the
+    target's LM head, [vocabulary, width].
     """
     if head.ids is not None and head.lm_head is not None:
         head.ids.copy_(ids)  # type: ignore[operator]

@@ -56,11 +56,7 @@ class BlockwiseHead(nn.Module):
     ) -> BlockwiseHead:
         """Make a layer whose guesses start as the target's own next token.
 
-        Args:
-            config: the configuration.
-            target: the model to draft for.
-            ids: int64 [vocabulary], ascending, a reduced draft vocabulary; None is the target's.
-            seed: fixes W₁.
+        ``ids`` is a reduced draft vocabulary, int64 [vocabulary], ascending; None is the target's.  ``seed`` fixes W₁.
         """
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Protocol, get_type_hints
+from typing import Any, Final, get_type_hints
 
 import torch
 from safetensors import SafetensorError
@@ -22,18 +22,13 @@ from safetensors.torch import load_file, save_file
 from outrider.errors import ConfigError, ModelError, cause
 from outrider.files import replacing
 from outrider.heads.packed import from_stored, to_stored
+from outrider.models.base import TargetModel
 
 VERSION: Final = 1
 MARK: Final = "outrider_head"
 """The key of ``config.json`` that marks this format; its value is the version."""
 CONFIG: Final = "config.json"
 TENSORS: Final = "model.safetensors"
-
-
-class _Target(Protocol):
-    width: int
-    layers: int
-    vocabulary: int
 
 
 @dataclass(frozen=True)
@@ -46,7 +41,7 @@ class TargetFacts:
     vocabulary: int = 0
 
     @classmethod
-    def of(cls, target: _Target, name: str = "") -> TargetFacts:
+    def of(cls, target: TargetModel, name: str = "") -> TargetFacts:
         """Collect the facts of a target."""
         return cls(name, target.width, target.layers, target.vocabulary)
 
@@ -90,7 +85,7 @@ class HeadCheckpoint:
         module.load_state_dict(found)
         return module.eval().requires_grad_(False)
 
-    def fitted(self, target: _Target) -> HeadCheckpoint:
+    def fitted(self, target: TargetModel) -> HeadCheckpoint:
         """Fit the head to its target.
 
         Raises:
@@ -103,7 +98,7 @@ class HeadCheckpoint:
         fitted.check_target(target)
         return fitted
 
-    def check_target(self, target: _Target) -> None:
+    def check_target(self, target: TargetModel) -> None:
         """Refuse a target that the head was not made for; see :meth:`fitted`."""
         for name in ("width", "layers", "vocabulary"):
             own, its = getattr(self.target, name), getattr(target, name)
@@ -145,13 +140,10 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def write_head(folder: Path, checkpoint: HeadCheckpoint, kinds: Mapping[str, str] | None = None) -> None:
-    """Write a head; the folder is created.
+    """Write a head to a folder, which is created.
 
-    Args:
-        folder: the head's folder.
-        checkpoint: the head.
-        kinds: GGUF kind of matrices, ``Q8_0`` or ``Q4_0``, by prefix of their names; the longest prefix wins, and
-            other matrices stay unchanged.
+    ``kinds`` maps prefixes of matrices' names to GGUF kinds, ``Q8_0`` or ``Q4_0``; the longest prefix wins, and other
+    matrices stay unchanged.
 
     Raises:
         ConfigError: there is no such kind, there are no kernels for it, the folder cannot be written, or the layers
@@ -175,13 +167,9 @@ def write_head(folder: Path, checkpoint: HeadCheckpoint, kinds: Mapping[str, str
 def write_files(
     folder: Path, tensors: dict[str, torch.Tensor], told: Mapping[str, Any], marks: dict[str, str] | None = None
 ) -> None:
-    """Write a head's two files; the folder is created, and old weights stay until the new ones are complete.
+    """Write ``config.json`` and ``model.safetensors``, with metadata ``marks``; the folder is created.
 
-    Args:
-        folder: the head's folder.
-        tensors: content of ``model.safetensors``.
-        told: content of ``config.json``.
-        marks: metadata of ``model.safetensors``.
+    Old weights stay until the new ones are complete.
 
     Raises:
         ConfigError: the folder cannot be written.

@@ -82,15 +82,10 @@ class MarkovCorrection(nn.Module):
     def forward(
         self, previous: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute the correction of a slot's logits.
+        """Compute the correction of a slot's logits, [..., outputs], and the state for the next slot.
 
-        Args:
-            previous: int64 [...], target id of the previous slot's token.
-            hidden: [..., width], the slot's row.
-            state: the state that the previous slot's call returned; None for the first.
-
-        Returns:
-            The correction [..., outputs], and the state for the next slot.
+        ``previous`` is the target id of the previous slot's token, int64 [...]; ``hidden`` is the slot's row, [...,
+        width]; ``state`` is that of the previous call, None for the first slot.
         """
         return self.markov_w2(self.markov_w1(previous)), None
 
@@ -194,11 +189,8 @@ class DSparkHead(nn.Module):
     ) -> Slots:
         """Compute whole blocks.
 
-        Args:
-            embeddings: fp32 [batch, blocks · slots, width], the target's, of anchors and masks.
-            positions: int64 [batch, blocks · slots].
-            attends: one for each layer; it has the context's keys.
-            unembed: the target's LM head.
+        ``embeddings`` are the target's, of anchors and masks, fp32 [batch, blocks · slots, width].  Each layer has an
+        ``Attend``, which has the context's keys.
 
         Returns:
             Hidden rows and logits [batch, blocks, drafts, …].
@@ -214,9 +206,8 @@ class DSparkHead(nn.Module):
     def confidence(self, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """Logit of a slot's chance of acceptance if all slots before it are accepted; before temperature.
 
-        Args:
-            previous: int64 [...], target id of the previous slot's token.
-            hidden: [..., width], the slot's row.
+        ``previous`` is the target id of the previous slot's token, int64 [...]; ``hidden`` is the slot's row, [...,
+        width].
         """
         if self.config.confidence_reads_correction:
             assert isinstance(self.markov_head, MarkovCorrection), "nothing to read otherwise"

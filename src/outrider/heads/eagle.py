@@ -59,16 +59,10 @@ class EagleHead(nn.Module):
     def forward(
         self, embeddings: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
-        """Compute one step for every row.
+        """Compute one step for every row: predict the features of the tokens, fp32 [batch, rows, width].
 
-        Args:
-            embeddings: fp32 [batch, rows, width], the target's, of the tokens after the features.
-            features: fp32 [batch, rows, width]: the target's, fused, or an earlier step's answer.
-            positions: int64 [batch, rows], of the features.
-            attend: keeps keys and values, and knows which rows see which.
-
-        Returns:
-            fp32 [batch, rows, width], the predicted features of the tokens.
+        ``features`` are the target's, fused, or an earlier step's answer; ``positions`` are theirs, int64 [batch,
+        rows]. ``embeddings`` are the target's, of the tokens after the features.
         """
         rows = self.fc(torch.cat((embeddings, features), dim=-1))
         turns = self.rotary(positions)

@@ -12,10 +12,7 @@ from outrider.models.shipped_heads import head_folder, shipped_heads
 
 
 def read_head(folder: str | Path) -> HeadCheckpoint:
-    """Read a head in any known format.
-
-    Args:
-        folder: the head's folder, or the name of a shipped head.
+    """Read a head in any known format, from its folder or by the name of a shipped head.
 
     Raises:
         ModelError: there is none, or its files cannot be read.

@@ -68,10 +68,7 @@ class MedusaHead(nn.Module):
     def initial(cls, config: MedusaConfig, target: TargetModel, ids: torch.Tensor | None = None) -> MedusaHead:
         """Make heads that start as the target's own LM head.
 
-        Args:
-            config: the configuration.
-            target: the model to draft for.
-            ids: int64 [vocabulary], ascending, a reduced draft vocabulary; None is the target's.
+        ``ids`` is a reduced draft vocabulary, int64 [vocabulary], ascending; None is the target's.
         """
         head = cls(config)
         if ids is not None:

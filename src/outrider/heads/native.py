@@ -37,12 +37,9 @@ _MATRICES: Final = {
 
 
 class Stack:
-    """A head's blocks on the CPU kernels.
+    """A head's blocks on the CPU kernels; matrices that are not packed are multiplied in fp32.
 
     A row's answer and logits have the same bits whatever else is in the pass.
-
-    Args:
-        parts: the head's computation; matrices that are not packed are multiplied in fp32.
     """
 
     def __init__(self, parts: HeadParts) -> None:
@@ -71,14 +68,10 @@ class Stack:
         cache: PagedCache,
         wanted: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute every row of a batch, and write its keys and values into the cache.
+        """Compute every row of a batch, fp32 [rows, width], and write its keys and values into extended pages.
 
-        Args:
-            rows: fp32 [rows, width].
-            beside: fp32 [rows, width], for a head that reads two rows side by side; None for others.
-            batch: positions and sequences of the rows.
-            cache: the head's pages, already extended.
-            wanted: int64, rows that need logits; None is the batch's.
+        ``beside`` has the other rows of a head that reads two side by side.  ``wanted`` are the rows that need logits;
+        None is the batch's.
 
         Returns:
             Answers [rows, width], and logits [wanted rows, vocabulary], without columns if there is no LM head.

@@ -53,10 +53,6 @@ class PackedLinear(nn.Module):
 
     A row's result has the same bits whatever else is in the call.  Every call returns new memory, because callers keep
     results from one step to the next.
-
-    Args:
-        matrix: the kernels' matrix.
-        bias: fp32 [outputs], or None.
     """
 
     def __init__(self, matrix: Any, bias: torch.Tensor | None = None) -> None:
@@ -85,16 +81,9 @@ class PackedLinear(nn.Module):
 
 
 def pack(module: nn.Module, packing: Packing | None = None) -> nn.Module:
-    """Put the linear layers of a module on the CPU kernels, in place.
+    """Put the linear layers of a module on the CPU kernels, in place; a module that is one itself is replaced.
 
     Layers whose inputs are no multiple of 32, or that are on another device, stay in torch.  Without kernels all do.
-
-    Args:
-        module: may be a linear layer itself.
-        packing: kinds of the matrices.
-
-    Returns:
-        The module; a packed layer if it is a linear layer.
     """
     wanted = packing or Packing()
     linears = {name: part for name, part in module.named_modules() if type(part) is nn.Linear}

@@ -22,9 +22,7 @@ from outrider.tree import TreeBatch
 class TokenIds:
     """Spreads logits of a reduced vocabulary over the target's; tokens that the head cannot draft get −∞.
 
-    Args:
-        ids: int64 [reduced vocabulary]; None leaves logits unchanged.
-        vocabulary: size of the target's vocabulary.
+    ``ids`` are its target ids, int64 [reduced vocabulary]; None leaves logits unchanged.
     """
 
     def __init__(self, ids: torch.Tensor | None, vocabulary: int) -> None:
@@ -144,12 +142,7 @@ class BlockHead(Head, Protocol):
 
 
 class FeatureRunner:
-    """Runs a feature head on its target's device.
-
-    Args:
-        head: the network, packed or not.
-        target: the model it drafts for.
-    """
+    """Runs a feature head, packed or not, on its target's device."""
 
     def __init__(self, head: FeatureHead, target: TargetModel) -> None:
         self._head, self._target = ready(head, target), target
@@ -166,12 +159,9 @@ class FeatureRunner:
 
     @torch.inference_mode()
     def forward(self, batch: TreeBatch, features: torch.Tensor, cache: PagedCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute every row of a batch.
+        """Compute every row of a batch, at the positions of its features, [rows, width].
 
-        Args:
-            batch: rows of every sequence, at the features' positions.
-            features: [rows, width].
-            cache: the head's pages, already extended.
+        The head's pages must be extended.
 
         Returns:
             Answers [rows, width], and logits [wanted rows, ≥ vocabulary] in target token ids.
@@ -196,9 +186,7 @@ class DraftedBlock:
     def confidence(self, slot: int, previous: torch.Tensor) -> torch.Tensor:
         """Estimate each sequence's chance of acceptance in a slot if all slots before it are accepted; 1 if unknown.
 
-        Args:
-            slot: index among the drafted slots.
-            previous: int64 [sequences], the tokens of the previous slot.
+        ``previous`` are the tokens of the previous slot, int64 [sequences].
         """
         config = self._head.config
         if not config.confidence:
@@ -214,12 +202,7 @@ class DraftedBlock:
 
 
 class BlockRunner:
-    """Runs a block head on its target's device.
-
-    Args:
-        head: the network, packed or not.
-        target: the model it drafts for.
-    """
+    """Runs a block head, packed or not, on its target's device."""
 
     def __init__(self, head: BlockHead, target: TargetModel) -> None:
         config = head.config
@@ -232,13 +215,7 @@ class BlockRunner:
 
     @torch.inference_mode()
     def extend(self, batch: TreeBatch, features: Sequence[torch.Tensor], cache: PagedCache) -> None:
-        """Write the keys and values of context rows.
-
-        Args:
-            batch: the context rows.
-            features: rows of the target's layers, [rows, target width] each.
-            cache: the head's pages, already extended.
-        """
+        """Write keys and values of context rows, from rows of the target's layers, into extended pages."""
         fused = self._head.fuse([rows.float() for rows in features])
         plan = PassPlan(batch, cache)
         for keys, values in self._head.context(fused[None], batch.positions[None]):
@@ -246,12 +223,7 @@ class BlockRunner:
 
     @torch.inference_mode()
     def block(self, batch: TreeBatch, cache: PagedCache) -> DraftedBlock:
-        """Compute every sequence's block.
-
-        Args:
-            batch: anchors and masks, which see each other.
-            cache: the head's pages, already extended; the block's rows may be overwritten later.
-        """
+        """Compute every sequence's block in extended pages; its anchors and masks see each other."""
         attends = [attend_by(PassPlan(batch, cache))] * self._head.config.blocks
         embeddings = self._embed(batch.tokens)
         slots = self._head(embeddings[None], batch.positions[None], attends, self._target.unembed)
@@ -259,12 +231,7 @@ class BlockRunner:
 
 
 class ParallelRunner:
-    """Runs a head that predicts every depth from one row.
-
-    Args:
-        head: maps rows [n, width] to logits [n, depths, v], and has ``ids`` [v]; packed or not.
-        target: the model it drafts for.
-    """
+    """Runs a head that maps one row to logits of every depth, [n, width] → [n, depths, v], with ``ids`` [v]."""
 
     def __init__(self, head: Any, target: TargetModel) -> None:
         self._head = ready(head, target)

@@ -16,16 +16,13 @@ FOLDED_ROWS: Final = 32
 
 
 def spread_bias(hidden: torch.Tensor, columns: int, dtype: torch.dtype, group: int) -> torch.Tensor:
-    """Make the bias that the fused kernel adds to its scores.
+    """Make the bias that the fused kernel adds to its scores: 0 or −∞.
 
-    Args:
-        hidden: bool [n, m], True where a row must not see one of the last ``m`` columns.
-        columns: number of columns.
-        dtype: type of the queries.
-        group: query heads per key head.
+    ``hidden`` is bool [n, m], True where a row must not see one of the last ``m`` columns; ``group`` is the number of
+    query heads per key head.
 
     Returns:
-        0 or −∞, [n, columns]; [group · n, columns] if the rows are folded.
+        [n, columns]; [group · n, columns] if the rows are folded.
     """
     rows, tail = hidden.shape
     bias = torch.zeros(rows, columns, dtype=dtype, device=hidden.device)
@@ -36,18 +33,7 @@ def spread_bias(hidden: torch.Tensor, columns: int, dtype: torch.dtype, group: i
 def fused_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, *, scaling: float
 ) -> torch.Tensor:
-    """Attend with rows that see a common prefix and a part of the tail.
-
-    Args:
-        query: [query heads, n, width].
-        keys: [key heads, columns, width]; query heads are a multiple of key heads.
-        values: [key heads, columns, width].
-        bias: from :func:`spread_bias`; None hides nothing.
-        scaling: multiplies the scores.
-
-    Returns:
-        [n, query heads, width].
-    """
+    """Do :func:`outrider.kernels.reference.tree_attention` with a bias of :func:`spread_bias`; None hides nothing."""
     heads, rows, width = query.shape
     key_heads = keys.shape[0]
     group = heads // key_heads

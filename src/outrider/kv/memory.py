@@ -36,12 +36,7 @@ def automatic_rows(context_length: int, most: int, row_bytes: int, device: torch
 
 
 def check_fits(pool: KVPool, row_bytes: dict[str, int], device: torch.device) -> None:
-    """Refuse caches that do not fit in memory.
-
-    Args:
-        pool: every model's pages.
-        row_bytes: bytes of one position, by model.
-        device: the caches' device.
+    """Refuse caches that do not fit in memory, given each model's bytes per position.
 
     Raises:
         ConfigError: naming the bytes that each model needs, and those that are free.

@@ -11,10 +11,8 @@ from outrider.kv.state import Slots
 class PageTable:
     """Pages of one sequence in one model's cache.
 
-    Args:
-        page_size: rows per page.
-        node: the root of the prefix index; None shares nothing.
-        salt: the sequence's salt, see :attr:`outrider.kv.pool.PagedCache.salts`.
+    ``node`` is the root of the prefix index, None shares nothing; ``salt`` as in
+    :attr:`outrider.kv.pool.PagedCache.salts`.
     """
 
     def __init__(self, page_size: int, node: PrefixNode | None = None, salt: str | None = None) -> None:

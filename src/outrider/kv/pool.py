@@ -27,14 +27,7 @@ _State = TypeVar("_State", bound=LayerState)
 
 
 class PagedCache:
-    """All pages of one model.
-
-    Args:
-        pages: number of pages.
-        page_size: rows per page.
-        shares: whether sequences share pages of equal text.
-        salts: see :attr:`salts`.
-    """
+    """All pages of one model; ``shares`` says whether sequences share pages of equal text."""
 
     index_type: type[PrefixIndex] = PrefixIndex
 
@@ -128,12 +121,7 @@ class PagedCache:
         return len(self._index.match(tokens, most, salt)) * self.page_size
 
     def reuse(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """Start a sequence with the shared pages that hold its first rows.
-
-        Args:
-            key: a sequence without pages.
-            tokens: its token ids.
-            most: maximum rows to adopt; only whole pages are.
+        """Start a sequence with the shared pages that hold its first rows, at most ``most``.
 
         Returns:
             The number of adopted rows, which are valid and must not be written.
@@ -149,13 +137,7 @@ class PagedCache:
         return len(found) * self.page_size
 
     def share(self, key: str, tokens: Sequence[int], rows: int) -> None:
-        """Share a sequence's full pages; costs nothing until another page is full.
-
-        Args:
-            key: the sequence.
-            tokens: its token ids.
-            rows: number of its committed rows.
-        """
+        """Share a sequence's full pages of committed rows; costs nothing until another page is full."""
         table = self._tables[key]
         while table.node is not None and (table.shared + 1) * self.page_size <= rows and self._in_pages:
             text, page = self._index.edge(tokens, table.shared, table.salt), table.pages[table.shared]
@@ -276,12 +258,9 @@ class PagedCache:
 
 
 class KVPool:
-    """The caches of all models of an engine, target first.
+    """The caches of all models of an engine, target first, with ``rows`` rounded up to whole pages.
 
-    Args:
-        rows: rows of each model's cache, rounded up to whole pages.
-        page_size: rows per page.
-        prefix_cache: whether sequences share pages; None shares only where that changes no bit.
+    ``prefix_cache`` says whether sequences share pages; None shares only where that changes no bit.
     """
 
     cache_type: type[PagedCache] = PagedCache
@@ -301,9 +280,7 @@ class KVPool:
     def cache(self, model: str, *, row_invariant: bool = False) -> PagedCache:
         """Get the cache of one model, created at the first call.
 
-        Args:
-            model: its name in the pool.
-            row_invariant: see :attr:`outrider.models.base.TargetModel.row_invariant`.
+        ``row_invariant`` as in :class:`outrider.models.base.TargetModel`.
         """
         if model not in self._caches:
             shares = row_invariant if self._prefix_cache is None else self._prefix_cache

@@ -35,9 +35,6 @@ class PrefixIndex:
 
     The owner of a page owns all pages above it.  So unowned pages are below owned ones, and because sequences give back
     their deepest pages first, the least recently used unowned page is always a leaf.
-
-    Args:
-        page_size: rows per page.
     """
 
     def __init__(self, page_size: int) -> None:

@@ -60,12 +60,8 @@ class LayerState(Protocol):
 class LayerStore:
     """Keys and values of one layer, ``[heads, slots, width]``; created at the first write, when shapes are known.
 
-    Heads come first because attention reads one head's rows at a time, in one stream.
-
-    Args:
-        slots: number of rows.
-        like_keys: [heads, any, width], a tensor of the keys' shape, precision and device.
-        like_values: [heads, any, value width], likewise for the values.
+    Heads come first because attention reads one head's rows at a time, in one stream.  Width, precision and device are
+    those of ``like_keys`` and ``like_values``, [heads, any, width].
     """
 
     in_pages: ClassVar[bool] = True

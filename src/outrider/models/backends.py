@@ -96,9 +96,10 @@ def _load_hf(model: str | Path, options: LoadOptions) -> Served:
         raise ConfigError(f"the hf backend does not quantise; {options.quantization} needs the native backend")
     device = resolve_device(options.device)
     loaded = load(model, dtype=resolve_dtype(options.dtype, device), device=device, attention=ATTENTION)
-    longest = _longest(loaded.context_length, options)
-    served = HFModel(loaded.module, architecture=loaded.architecture, context_length=longest, source=loaded.path)
-    return served, loaded.tokenizer
+    module, files = loaded.module, loaded.files
+    longest = _longest(files.context_length, options)
+    served = HFModel(module, architecture=type(module).__name__, context_length=longest, source=files.path)
+    return served, files.tokenizer
 
 
 def _load_native(model: str | Path, options: LoadOptions) -> Served:
@@ -149,11 +150,7 @@ def backends() -> list[str]:
 
 
 def load_model(model: str | Path, options: LoadOptions | None = None) -> Served:
-    """Load a model on the best backend that can run it.
-
-    Args:
-        model: see :func:`outrider.models.loading.find`.
-        options: how to run it.
+    """Load a model (see :func:`outrider.models.loading.find`) on the best backend that can run it.
 
     Raises:
         ConfigError: the backend or quantization is unknown, or the context is longer than the model's.

@@ -56,13 +56,7 @@ class LoadedModel:
     """A model in memory: `module` is in eval mode and records no gradients."""
 
     module: nn.Module
-    config: Any
-    tokenizer: Tokenizer
-    context_length: int
-    name: str
-    file_bytes: int
-    architecture: str
-    path: Path
+    files: ModelFiles
 
 
 def load(
@@ -87,16 +81,7 @@ def load(
     make = _folder_module if files.gguf is None else _gguf_module
     module = make(files, dtype, attention)
     module.eval().requires_grad_(False).to(device)
-    return LoadedModel(
-        module=module,
-        config=module.config,
-        tokenizer=files.tokenizer,
-        context_length=files.context_length,
-        name=files.name,
-        file_bytes=files.file_bytes,
-        architecture=type(module).__name__,
-        path=files.path,
-    )
+    return LoadedModel(module, files)
 
 
 def find(model: str | Path) -> tuple[Path, str]:

@@ -128,11 +128,7 @@ class PassPlan:
     ) -> torch.Tensor:
         """Write the pass's keys and values of a layer, then attend.
 
-        Args:
-            query: [1, query heads, rows, width].
-            keys: [1, key heads, rows, width].
-            values: [1, key heads, rows, value width].
-            call: the layer's options.
+        Queries are [1, query heads, rows, width]; keys and values [1, key heads, rows, width], whose widths may differ.
 
         Returns:
             Contiguous [1, rows, query heads, value width].

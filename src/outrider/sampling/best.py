@@ -102,12 +102,7 @@ def reference(
 
 
 def survivors(row: torch.Tensor, temperature: float, truncation: Truncation) -> torch.Tensor:
-    """Find the tokens of one row that truncation leaves: int64 [survivors], ascending, on the row's device.
-
-    Args:
-        row: float32 [vocabulary]; minus infinity bans a token.
-        temperature: positive.
-        truncation: which tokens may be chosen.
+    """Find the tokens of one row, float32 [vocabulary], that truncation leaves: int64 [survivors], ascending.
 
     Raises:
         NumericsError: the row holds NaN or infinity, before or after division by the temperature.

@@ -68,12 +68,7 @@ def reference(seed: int, words: tuple[int, int, int, int]) -> tuple[int, int, in
 
 
 def philox_blocks(seed: int, first: torch.Tensor, words: tuple[int, int, int]) -> torch.Tensor:
-    """Compute the words of counters that differ only in their first word.
-
-    Args:
-        seed: the 64-bit key.
-        first: int64 [N], first counter word of each block.
-        words: the other three counter words.
+    """Compute the words of counters that differ only in their first word, int64 [N].
 
     Returns:
         int64 [N, 4], each value a 32-bit word.

@@ -110,11 +110,7 @@ class RequestSampler:
         return len(self._committed) + len(path)
 
     def choose(self, logits: torch.Tensor, paths: Sequence[Path]) -> list[int]:
-        """Choose the target's own token after each row.
-
-        Args:
-            logits: float [rows, ≥ vocabulary].
-            paths: the draft path of each row.
+        """Choose the target's own token after each row, given its draft path.
 
         Returns:
             One token id per row: ``argmax(logit / T + Gumbel(seed, position))``, or the plain argmax at temperature 0.

@@ -102,15 +102,7 @@ class Dice(Protocol):
 
 
 class KeyedDice:
-    """Dice keyed by request seed, round and node; never by position alone, because rounds look ahead.
-
-    Args:
-        seed: the request's 64-bit seed.
-        round_number: number of rounds that the request has begun; it never repeats.
-        choice: index among the ``n`` completions.
-        purpose: purpose of the numbers.
-        source: index of the drafter in a merged tree.
-    """
+    """Dice keyed by request seed, round and node; never by position alone, because rounds look ahead."""
 
     def __init__(self, seed: int, round_number: int, choice: int, purpose: Purpose, source: int = 0) -> None:
         self._seed, self._round = seed, round_number

@@ -53,13 +53,7 @@ def select(tree: TokenTree, node: int, p: Law, accept: Dice) -> tuple[int | None
     """Test the candidates below a node in the order they were drawn, each against the residual of the earlier ones.
 
     Any order that is fixed before the tokens are known would do; draws without replacement need this one, since each
-    law depends on the draws before it.
-
-    Args:
-        tree: the drafted tree.
-        node: the last accepted node.
-        p: the target's distribution after the node.
-        accept: dice of the tests.
+    law depends on the draws before it.  ``p`` is the target's distribution after the node.
 
     Returns:
         The accepted child or None, and the law of the next token.

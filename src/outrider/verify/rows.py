@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Final, NamedTuple, TypeVar
 
 import torch
@@ -94,14 +94,8 @@ ALONE: Final = Shared()
 class TargetRows:
     """The target's rows for one sequence's tree, computed only where a rule reads them.
 
-    Args:
-        logits: float [rows of the pass, ≥ vocabulary].
-        tree: the drafted tree.
-        sampler: turns rows into distributions.
-        round_number: the request's round, which keys the dice of ratio rules.
-        ended: whether the output ends on a draft path; rows after an end are not computed.
-        first: the anchor's row of the pass.
-        shared: answers that are computed for the whole pass at once.
+    ``logits`` are the pass's, float [rows, ≥ vocabulary]; ``first`` is the anchor's row.  ``ended`` tells whether the
+    output ends on a draft path; rows after an end are not computed.  The round number keys the dice of ratio rules.
     """
 
     def __init__(
@@ -117,38 +111,26 @@ class TargetRows:
         self._logits, self._first, self.tree, self.sampler, self._round = logits, first, tree, sampler, round_number
         self._anchor = shared.anchor
         self.ended, self.choose, self.law = ended, shared.best or self._choose, shared.law or self._law
-        self._tokens: _Tokens | None = None
-        self._laws: _Laws | None = None
-        self._failures: dict[int, Exception] | None = None
 
     @property
     def logits(self) -> torch.Tensor:
         """Float [nodes, ≥ vocabulary]."""
         return self._logits[self._first : self._first + len(self.tree)]
 
-    @property
+    @cached_property
     def failures(self) -> dict[int, Exception]:
         """Errors of unreadable rows, by node; rows after an end have none."""
-        if self._failures is None:
-            self._failures = {}
-        return self._failures
+        return {}
 
-    @property
+    @cached_property
     def tokens(self) -> Answers[int]:
-        """The target's own token after each node; ``ERROR`` if there is none."""
-        if self._tokens is None:
-            self._tokens = _Tokens(self)
-        return self._tokens
+        return _Read(self, self.choose, lambda: ERROR)
 
-    @property
+    @cached_property
     def probabilities(self) -> Answers[Law]:
-        """The target's distribution after each node; all 0 if there is none."""
-        if self._laws is None:
-            self._laws = _Laws(self)
-        return self._laws
+        return _Read(self, self.law, lambda: unreadable(self.sampler.vocabulary))
 
     def dice(self, purpose: Purpose) -> Dice:
-        """Dice for one purpose in this round."""
         return KeyedDice(self.sampler.seed, self._round, self.sampler.choice, purpose)
 
     def read(self, node: int, answer: Callable[[int], _Answer], nothing: Callable[[], _Answer]) -> _Answer:
@@ -170,26 +152,15 @@ class TargetRows:
         return law
 
 
-class _Tokens(dict[int, int]):
-    """The target's own tokens by node, each computed once."""
+class _Read(dict[int, _Answer]):
+    """Answers by node, each computed once; ``nothing()`` for unreadable rows."""
 
-    def __init__(self, rows: TargetRows) -> None:
-        self._rows = rows
+    def __init__(self, rows: TargetRows, answer: Callable[[int], _Answer], nothing: Callable[[], _Answer]) -> None:
+        self._rows, self._answer, self._nothing = rows, answer, nothing
 
-    def __missing__(self, node: int) -> int:
-        self[node] = token = self._rows.read(node, self._rows.choose, lambda: ERROR)
-        return token
-
-
-class _Laws(dict[int, Law]):
-    """The target's distributions by node, each computed once."""
-
-    def __init__(self, rows: TargetRows) -> None:
-        self._rows = rows
-
-    def __missing__(self, node: int) -> Law:
-        self[node] = law = self._rows.read(node, self._rows.law, lambda: unreadable(self._rows.sampler.vocabulary))
-        return law
+    def __missing__(self, node: int) -> _Answer:
+        self[node] = answer = self._rows.read(node, self._answer, self._nothing)
+        return answer
 
 
 class Asked(NamedTuple):
@@ -205,13 +176,7 @@ class Asked(NamedTuple):
 
 
 def rows_of(logits: torch.Tensor, vocabulary: int, sequences: Sequence[Asked]) -> list[TargetRows]:
-    """Split a pass's logits into each sequence's rows.
-
-    Args:
-        logits: float [wanted rows, ≥ vocabulary].
-        vocabulary: number of valid columns.
-        sequences: in the order of their rows.
-    """
+    """Split a pass's logits, float [wanted rows, ≥ vocabulary], into each sequence's rows, in order."""
     best = SharedArgmax(logits, vocabulary)
     laws: dict[float, SharedLaws] = {}
     anchors = SharedAnchors(logits, sequences)

@@ -36,10 +36,7 @@ def size(name: str, weights: Mapping[str, torch.Tensor], key: str, dimensions: i
 def block_shape(told: UntrustedConfig, weights: Mapping[str, torch.Tensor], block: str) -> BlockShape:
     """Read a decoder block's shape from its weights and its network's configuration.
 
-    Args:
-        told: the configuration.
-        weights: under the format's or our names.
-        block: prefix of the block's names, dot included.
+    ``block`` is the prefix of its weights' names, dot included.
 
     Raises:
         ModelError: weights and configuration disagree, or the block needs something that heads do not support.
@@ -210,12 +207,7 @@ def told_ids(checkpoint: HeadCheckpoint) -> Weights:
 
 
 def refuse(checkpoint: HeadCheckpoint, to: str, hurdles: Mapping[str, bool]) -> None:
-    """Refuse a head that a format cannot hold.
-
-    Args:
-        checkpoint: the head.
-        to: the format.
-        hurdles: properties that the format cannot hold, and whether the head has them.
+    """Refuse a head that a format cannot hold; ``hurdles`` says which of its obstacles the head has.
 
     Raises:
         ConfigError: the head has one; the message names the first.
@@ -246,11 +238,7 @@ def own_embedding_rows(
 ) -> int:
     """Rows of a head's own embedding; 0 if it uses the target's.
 
-    Args:
-        name: the head's name, for messages.
-        weights: under the format's or our names.
-        shape: the expected shape: the target's vocabulary, and the width of the head's rows.
-        target_width: width of the target's rows.
+    Its expected shape is the target's vocabulary and the width of the head's rows.
 
     Raises:
         ModelError: it has another shape, or is missing though the target's has another width.

@@ -48,12 +48,6 @@ def layers_of_ids(told: UntrustedConfig, key: str) -> tuple[int, ...]:
 def told_speculator(checkpoint: HeadCheckpoint, kind: str, architectures: Sequence[str], drafts: int) -> dict[str, Any]:
     """Write the keys that all configurations of the format share.
 
-    Args:
-        checkpoint: the head.
-        kind: the format's name of its kind.
-        architectures: the format's names of its network.
-        drafts: drafted tokens per round.
-
     Raises:
         ConfigError: the head does not name its target, from which readers of the format load weights.
     """

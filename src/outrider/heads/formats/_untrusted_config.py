@@ -13,14 +13,10 @@ _MOST: Final = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class UntrustedConfig:
-    """A JSON object whose values are checked when they are read; null counts as missing.
+    """A head's JSON object whose values are checked when they are read; null counts as missing.
 
     Every method raises :class:`outrider.errors.ModelError` for a value of another type, or one that is missing and has
     no default.
-
-    Args:
-        name: the head's name, for messages.
-        values: the object.
     """
 
     name: str

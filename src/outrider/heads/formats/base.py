@@ -95,11 +95,6 @@ def destinations() -> list[str]:
 def export(checkpoint: HeadCheckpoint, to: str, folder: Path) -> Exported:
     """Write a head in another project's format; the folder is created.
 
-    Args:
-        checkpoint: the head.
-        to: name of the format.
-        folder: gets ``config.json`` and ``model.safetensors``.
-
     Raises:
         ConfigError: there is no such format, it cannot hold the head, or the folder cannot be written.
     """

@@ -147,11 +147,8 @@ def _q8_0(blocks: Tensor, out: Tensor) -> None:
 def _scales_and_mins(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Unpack the K-quants' header: two fp16 factors and 2 × 8 six-bit numbers in 12 bytes, four at a time in an int32.
 
-    Args:
-        blocks: [n, bytes] uint8, with the header in the first 16 bytes.
-
-    Returns:
-        Scales and minima of the eight groups of 32 elements, each [n, 8, 1] fp32.
+    [n, bytes] uint8 with the header in the first 16 bytes → scales and minima of the eight groups of 32 elements, each
+    [n, 8, 1] fp32.
     """
     a, b, c = blocks[:, 4:16].view(torch.int32).t().contiguous()
     nibbles, upper_two, six = 0x0F0F0F0F, 0x30303030, 0x3F3F3F3F

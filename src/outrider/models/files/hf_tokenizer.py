@@ -45,10 +45,7 @@ def load_folder_tokenizer(folder: Path) -> FolderTokenizer:
 def write_conversation(template: str, messages: Sequence[Any], values: Mapping[str, Any]) -> str:
     """Write a conversation with transformers' own filters, tags and names; raises whatever it raises.
 
-    Args:
-        template: a chat template.
-        messages: the conversation.
-        values: options of transformers' ``apply_chat_template``, and values that the template uses by name.
+    ``values`` are options of transformers' ``apply_chat_template``, and values that the template uses by name.
     """
     writer = PreTrainedTokenizerBase(chat_template=template)
     text: str = writer.apply_chat_template(list(messages), tokenize=False, **values)

@@ -55,13 +55,8 @@ class Tokenizer:
     ) -> None:
         """Make a tokenizer.
 
-        Args:
-            backend: converts text to ids and back.
-            name: the model's, for messages.
-            bos_id: begins a text.
-            eos_ids: end a text.
-            special_tokens: tokens that templates may use by name, such as ``eos_token``.
-            chat_template: template of conversations; several by name if there is one for tools.
+        ``special_tokens`` are those that templates may use by name, such as ``eos_token``.  ``chat_template`` is
+        several by name if there is one for tools.  ``name`` is the model's, for messages.
         """
         self.backend = backend
         self.name = name

@@ -68,17 +68,10 @@ def blueprint(config: Any) -> Blueprint:
     return Blueprint(transformers_api.build_empty(copy.deepcopy(config), torch.float32, _ATTENTION))
 
 
-def _note(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention that records its options: [1, heads, rows, width] → [1, rows, heads, width]."""
-    _calls.get().append(transformers_api.read_attention_call(module, attention_mask, options, width=query.shape[-1]))
-    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1]), None
+def _record(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+    """Attention that records its options and computes nothing."""
+    _calls.get().append(call)
+    return query.new_empty(1, query.shape[2], query.shape[1], values.shape[-1])
 
 
-transformers_api.register_attention(_ATTENTION, _note)
+transformers_api.register_attention(_ATTENTION, _record)

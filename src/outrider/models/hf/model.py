@@ -26,27 +26,10 @@ ATTENTION: Final = "outrider"
 _plan: Final[ContextVar[PassPlan]] = ContextVar("outrider_plan")
 
 
-def _attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """The function that transformers calls: [1, heads, rows, width] → [1, rows, heads, width]."""
-    call = transformers_api.read_attention_call(module, attention_mask, options, width=query.shape[-1])
-    return _plan.get().attend(query, key, value, call), None
-
-
 class HFModel:
     """A transformers model as :class:`outrider.models.base.TargetModel`.
 
-    Args:
-        module: a causal model whose attention implementation is ``ATTENTION``.
-        architecture: its class, for messages.
-        context_length: maximum positions.
-        source: the folder or file it was loaded from.
+    The module's attention implementation must be ``ATTENTION``; ``architecture`` is its class, for messages.
 
     Raises:
         ModelError: its state cannot be rolled back, its attention cannot be replaced, or it is not verified and differs
@@ -134,4 +117,4 @@ def _keep(hidden: dict[int, torch.Tensor], layer: int) -> Callable[..., None]:
     return hook
 
 
-transformers_api.register_attention(ATTENTION, _attention)
+transformers_api.register_attention(ATTENTION, lambda *call: _plan.get().attend(*call))

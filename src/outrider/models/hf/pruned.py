@@ -33,9 +33,7 @@ def smaller_config(config: Any, layers: Sequence[int], inner: int) -> Any:
 def body(config: Any, context_length: int) -> torch.nn.Module:
     """Make blocks and final norm, to be called with embedded rows; their parameters have no memory yet.
 
-    Args:
-        config: see :func:`smaller_config`.
-        context_length: positions for rotary frequencies that depend on the context.
+    ``context_length`` matters for rotary frequencies that depend on it.
     """
     capped = any(call.softcap for call in blueprint(config).attention_calls())  # torch's own attention knows no cap
     module: Any = transformers_api.build_empty(copy.deepcopy(config), torch.float32, "eager" if capped else "sdpa")

@@ -27,15 +27,10 @@ _WINDOW: Final = 4
 
 
 def compare_with_eager(model: TargetModel, module: torch.nn.Module, architecture: str) -> None:
-    """Run both and compare.
-
-    Args:
-        model: the model with our attention.
-        module: the same model; its attention is switched to eager for the comparison.
-        architecture: its class, for the message.
+    """Compare a model with our attention to the same module with its own eager attention.
 
     Raises:
-        ModelError: they differ by more than rounding.
+        ModelError: they differ by more than rounding; the message names the architecture.
     """
     sequences = [_rows("long", 7, model.vocabulary), _rows("short", 2, model.vocabulary)]
     with transformers_api.short_windows(module, _WINDOW):

@@ -38,9 +38,26 @@ _CLASS_REASONS: Final = {
 }
 
 
-def register_attention(name: str, function: Callable[..., tuple[torch.Tensor, None]]) -> None:
-    """Register an attention implementation; without a mask function, no dense mask is built."""
-    AttentionInterface.register(name, function)
+def register_attention(
+    name: str, attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionCall], torch.Tensor]
+) -> None:
+    """Register an attention implementation; without a mask function, no dense mask is built.
+
+    ``attend`` maps queries, keys and values [1, heads, rows, width] and the call's options to [1, rows, heads, width].
+    """
+
+    def attention(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **options: Any,
+    ) -> tuple[torch.Tensor, None]:
+        call = read_attention_call(module, attention_mask, options, width=query.shape[-1])
+        return attend(query, key, value, call), None
+
+    AttentionInterface.register(name, attention)
 
 
 def read_attention_call(
@@ -80,17 +97,7 @@ def _read_reach(module: Any, options: dict[str, Any]) -> Reach:
 
 
 def call(module: torch.nn.Module, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Run a causal model over one flat batch.
-
-    Args:
-        module: the model.
-        tokens: int64 [rows].
-        positions: int64 [rows].
-        wanted: int64 [wanted rows], rows that need logits.
-
-    Returns:
-        Logits [wanted rows, vocabulary].
-    """
+    """Run a causal model over one flat batch, int64 [rows]; return logits [wanted rows, vocabulary]."""
     output = module(
         input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, logits_to_keep=wanted
     )

@@ -50,12 +50,8 @@ def _naming(model: str) -> Iterator[None]:
 class NativeModel:
     """A dense decoder on the CPU, as :class:`outrider.models.base.TargetModel`.
 
-    Args:
-        config: transformers' configuration of a family in :data:`outrider.models.native.decoder_plan.FAMILIES`.
-        weights: its weights.
-        context_length: maximum positions.
-        name: for messages.
-        kept: the packed model on disk, to read or write.
+    Its configuration is transformers', of a family in :data:`outrider.models.native.decoder_plan.FAMILIES`.  ``kept``
+    is the packed model on disk, to read or write.
 
     Raises:
         ModelError: the configuration or a weight is not supported.
@@ -109,12 +105,7 @@ class NativeModel:
     def of(
         cls, files: ModelFiles, *, quantization: Quantization = Quantization.NONE, context_length: int
     ) -> NativeModel:
-        """Load a model from its files.
-
-        Args:
-            files: see :func:`outrider.models.loading.open_model`.
-            quantization: what to quantise the weights to.
-            context_length: maximum positions.
+        """Load a model from its files (see :func:`outrider.models.loading.open_model`), quantised on the way.
 
         Raises:
             ModelError: a weight is missing or not supported.

@@ -42,12 +42,7 @@ def packed_folder() -> Path:
 
 
 class PackedEntry:
-    """The packed form of one model.
-
-    Args:
-        sources: its weight files.
-        quantization: its quantization.
-    """
+    """The packed form of one model, identified by its weight files and its quantization."""
 
     def __init__(self, sources: Sequence[Path], quantization: str) -> None:
         self._sources, self._quantization = [source.resolve() for source in sources], quantization

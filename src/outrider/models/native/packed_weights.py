@@ -143,12 +143,7 @@ class GGUFWeights:
 
 
 class TensorWeights:
-    """Tensors in memory or in mapped files.
-
-    Args:
-        tensors: by parameter name.
-        name: the model's, for messages.
-    """
+    """Tensors in memory or in mapped files, by parameter name."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], name: str = "the model") -> None:
         self._tensors, self._name = tensors, name
@@ -254,9 +249,7 @@ class Arena:
 def pack_all(matrices: Mapping[str, StoredMatrix], kept: PackedEntry | None = None) -> tuple[dict[str, Any], Arena]:
     """Pack matrices into one arena, in order, so a pass reads its weights front to back.
 
-    Args:
-        matrices: by name.
-        kept: the packed form on disk, to read or, if the model is large enough, to write.
+    ``kept`` is the packed form on disk, to read or, if the model is large enough, to write.
 
     Returns:
         The kernels' matrices by name, and their memory.
