@@ -81,7 +81,6 @@ def test_a_gguf_file_gives_back_the_model_it_was_made_from(tmp_path: Path, file:
     assert type(model.module).__name__ == type(file.module()).__name__
     assert model.files.name == "tiny"
     assert model.files.context_length == 128
-    assert model.files.file_bytes == (tmp_path / "tiny.gguf").stat().st_size
     assert model.files.tokenizer.eos_ids == {TOKENS.index(END)}
     assert not model.module.training
     assert not any(parameter.requires_grad for parameter in model.module.parameters())
@@ -255,12 +254,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_folder_loads(folder: Path) -> None:
     model = load(folder, dtype=torch.float32)
     assert_same(model.module, TinyFile().module())
-    assert (model.files.name, type(model.module).__name__, model.files.context_length) == (
-        "tiny-folder",
-        "LlamaForCausalLM",
-        128,
-    )
-    assert model.files.file_bytes == (folder / "model.safetensors").stat().st_size
+    assert (model.files.name, model.files.context_length) == ("tiny-folder", 128)
+    assert type(model.module).__name__ == "LlamaForCausalLM"
     assert model.files.tokenizer.bos_id == TOKENS.index(START)
     assert model.files.tokenizer.eos_ids == {TOKENS.index(START), TOKENS.index(END)}
     assert not model.module.training

@@ -68,9 +68,15 @@ class TreeOptions:
     automatic_rank: ClassVar[int] = 7
 
     head: str = option("", "Folder of the trained head, or name of a shipped head.", role=Role.HEAD)
-    num_steps: int = option(4, "Draft depth: head steps per round.", low=0, high=64, role=Role.DEPTH)
+    num_steps: int = option(
+        4, "Draft depth: head steps per round. Raise it if acceptance is high.", low=0, high=64, role=Role.DEPTH
+    )
     topk: int = option(
-        1, "Nodes to expand per level, and branches per node; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH
+        1,
+        "Nodes to expand per level, and branches per node; 1 drafts a chain. Raise it if rows are cheap.",
+        low=1,
+        high=64,
+        role=Role.WIDTH,
     )
     num_draft_tokens: int = option(
         0,

@@ -41,8 +41,16 @@ class DraftModel:
     automatic_rank: ClassVar[int] = 1
 
     model: str = option("", "Folder, hub id, .gguf file or name of the draft model.", role=Role.MODEL)
-    num_steps: int = option(4, "Draft depth: passes of the draft model per round.", low=0, high=256, role=Role.DEPTH)
-    topk: int = option(1, "Branches per node; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH)
+    num_steps: int = option(
+        4,
+        "Draft depth: passes of the draft model per round. Raise it if acceptance is high.",
+        low=0,
+        high=256,
+        role=Role.DEPTH,
+    )
+    topk: int = option(
+        1, "Branches per node; 1 drafts a chain. Raise it if rows are cheap.", low=1, high=64, role=Role.WIDTH
+    )
     num_draft_tokens: int = option(
         0,
         "Maximum draft tokens per round; 0 is one per step for a chain, four per step for a tree.",

@@ -29,7 +29,7 @@ class Eagle(TreeOptions):
 
     topk: int = option(
         1,
-        "Maximum branches per node; 1 drafts a chain, more drafts a tree of fixed shape.",
+        "Maximum branches per node; 1 drafts a chain, more a tree of fixed shape. Raise it if rows are cheap.",
         low=1,
         high=len(_CHANCES),
         role=Role.WIDTH,

@@ -24,7 +24,9 @@ class Eagle2(TreeOptions):
     method: ClassVar[str] = "eagle2"
     kind: ClassVar[str] = "eagle"
 
-    num_steps: int = option(5, "Draft depth: head steps per round.", low=0, high=64, role=Role.DEPTH)
+    num_steps: int = option(
+        5, "Draft depth: head steps per round. Raise it if acceptance is high.", low=0, high=64, role=Role.DEPTH
+    )
     topk: int = option(
         4, "Nodes to expand per level, and branches per node; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH
     )

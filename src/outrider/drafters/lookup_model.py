@@ -1,4 +1,4 @@
-"""Look up a long match in the text first; if there is none, use a draft model or head.
+"""Looks up a long match in the text first; if there is none, uses a draft model or head.
 
 The choice depends only on the committed text, so every acceptance rule stays exact.
 """
@@ -49,12 +49,18 @@ class LookupModel:
         high=256,
         role=Role.DEPTH,
     )
-    topk: int = option(1, "Branches per node of the draft model's tree.", low=1, high=64, role=Role.WIDTH)
+    topk: int = option(
+        1,
+        "Branches per node of the draft model's tree. Raise it if rows are cheap.",
+        low=1,
+        high=64,
+        role=Role.WIDTH,
+    )
     num_draft_tokens: int = option(16, "Maximum looked-up tokens per round.", low=0, high=1024, role=Role.TOKENS)
     min_survival: float = survival_option(0.2, "a draft of a model or head that drafts token by token")
     min_match: int = option(
         4,
-        "Shortest match that replaces the draft model.",
+        "Shortest match that replaces the draft model. Raise it if looked-up drafts are rejected.",
         low=1,
         high=1024,
         flag="speculative-lookup-min-match",

@@ -38,7 +38,7 @@ class Medusa(TreeOptions):
     num_steps: int = option(4, "Draft depth: number of heads to use.", low=0, high=64, role=Role.DEPTH)
     topk: int = option(
         1,
-        "Maximum guesses of a head per node; 1 drafts a chain, more drafts a tree of fixed shape.",
+        "Maximum guesses per head and node; 1 drafts a chain, more a tree of fixed shape. Raise it if rows are cheap.",
         low=1,
         high=len(CHANCES[0]),
         role=Role.WIDTH,

@@ -28,10 +28,20 @@ class Ngram:
 
     num_draft_tokens: int = option(8, "Maximum draft tokens per round.", low=0, high=1024, role=Role.TOKENS)
     max_match: int = option(
-        4, "Longest match to look for.", low=1, high=64, flag="speculative-ngram-max-match", role=Role.LONGEST_MATCH
+        4,
+        "Longest match to look for; longer matches are more reliable.",
+        low=1,
+        high=64,
+        flag="speculative-ngram-max-match",
+        role=Role.LONGEST_MATCH,
     )
     min_match: int = option(
-        2, "Shortest match to accept.", low=1, high=64, flag="speculative-ngram-min-match", role=Role.SHORTEST_MATCH
+        2,
+        "Shortest match to accept. Raise it if many drafts are rejected.",
+        low=1,
+        high=64,
+        flag="speculative-ngram-min-match",
+        role=Role.SHORTEST_MATCH,
     )
 
     def __post_init__(self) -> None:

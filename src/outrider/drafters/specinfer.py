@@ -34,8 +34,16 @@ class SpecInfer:
         "Draft models (folders, hub ids, .gguf files or names), or a folder with them as 1, 2, …",
         role=Role.MODELS,
     )
-    num_steps: int = option(4, "Draft depth: passes of each draft model per round.", low=0, high=256, role=Role.DEPTH)
-    topk: int = option(1, "Branches per node of each model's tree.", low=1, high=64, role=Role.WIDTH)
+    num_steps: int = option(
+        4,
+        "Draft depth: passes of each draft model per round. Raise it if acceptance is high.",
+        low=0,
+        high=256,
+        role=Role.DEPTH,
+    )
+    topk: int = option(
+        1, "Branches per node of each model's tree. Raise it if rows are cheap.", low=1, high=64, role=Role.WIDTH
+    )
     num_draft_tokens: int = option(
         0,
         "Maximum draft tokens per round, split equally among the models; 0 uses each model's default.",

@@ -34,17 +34,23 @@ class Suffix:
     automatic_rank: ClassVar[int] = 3
 
     num_draft_tokens: int = option(16, "Maximum draft tokens per round.", low=0, high=1024, role=Role.TOKENS)
-    topk: int = option(1, "Branches per node; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH)
+    topk: int = option(
+        1, "Branches per node; 1 drafts a chain. Raise it if rows are cheap.", low=1, high=64, role=Role.WIDTH
+    )
     min_match: int = option(
         2,
-        "Shortest match to accept.",
+        "Shortest match to accept. Raise it if many drafts are rejected.",
         low=1,
         high=1024,
         flag="speculative-suffix-min-match",
         role=Role.SHORTEST_MATCH,
     )
     length_factor: float = option(
-        2.0, "Maximum draft tokens per matched token.", low=0.1, high=64, flag="speculative-suffix-length-factor"
+        2.0,
+        "Maximum draft tokens per matched token. Raise it for texts with long copies.",
+        low=0.1,
+        high=64,
+        flag="speculative-suffix-length-factor",
     )
     min_survival: float = option(
         0.25,
@@ -55,7 +61,8 @@ class Suffix:
     )
     corpus_megabytes: int = option(
         0,
-        "Memory for earlier outputs, which all requests share; 0 looks up only the request's own text.",
+        "Memory for earlier outputs, shared by all requests; 0 looks up only the request's own text. Set it if outputs "
+        "resemble each other.",
         low=0,
         high=65536,
         flag="speculative-suffix-corpus-megabytes",

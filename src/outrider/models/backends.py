@@ -42,7 +42,7 @@ def resolve_device(name: str) -> torch.device:
         raise ConfigError(f"models cannot run on device {name!r}; use auto, cpu or cuda")
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= there:
-        raise ConfigError(f"there is no device {name}: torch finds {counted(there, 'GPU')} here; use device cpu")
+        raise ConfigError(f"device {name} was asked for, but torch finds {counted(there, 'GPU')} here; use device cpu")
     return device
 
 

@@ -45,11 +45,6 @@ class ModelFiles:
     gguf: tuple[GGUFFile, ModelPlan] | None = None
     """The parsed file, if the model is a GGUF file."""
 
-    @property
-    def file_bytes(self) -> int:
-        """Size of the weight files."""
-        return sum(file.stat().st_size for file in self.weight_files)
-
 
 @dataclass(frozen=True)
 class LoadedModel:

@@ -58,11 +58,6 @@ class GGUFFile:
     tensors: dict[str, GGUFTensor]
     data: mmap.mmap
 
-    @property
-    def file_bytes(self) -> int:
-        """The file's length."""
-        return len(self.data)
-
     def fail(self, problem: str) -> ModelError:
         """Make the error that names this file."""
         return ModelError(f"{self.path.name}: {problem}")
