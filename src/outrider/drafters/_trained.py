@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from outrider.control.price import RowPrice
 from outrider.drafters import config_class, methods
-from outrider.drafters.base import Needs, Workbench, survival_option
+from outrider.drafters.base import Needs, Workbench, depth_option, survival_option, tokens_option, width_option
 from outrider.errors import ConfigError
 from outrider.heads.loading import kind_of
 from outrider.kv.pool import PagedCache
@@ -33,13 +33,7 @@ class ChainOptions:
     automatic_rank: ClassVar[int] = 7
 
     head: str = option("", "Folder of the trained head, or name of a shipped head.", role=Role.HEAD)
-    num_draft_tokens: int = option(
-        7,
-        "Maximum draft tokens per round; at most as many as the head was trained for.",
-        low=0,
-        high=64,
-        role=Role.TOKENS,
-    )
+    num_draft_tokens: int = tokens_option(7, "; at most as many as the head was trained for", high=64)
 
     def __post_init__(self) -> None:
         """Refuse values out of bounds."""
@@ -68,23 +62,9 @@ class TreeOptions:
     automatic_rank: ClassVar[int] = 7
 
     head: str = option("", "Folder of the trained head, or name of a shipped head.", role=Role.HEAD)
-    num_steps: int = option(
-        4, "Draft depth: head steps per round. Raise it if acceptance is high.", low=0, high=64, role=Role.DEPTH
-    )
-    topk: int = option(
-        1,
-        "Nodes to expand per level, and branches per node; 1 drafts a chain. Raise it if rows are cheap.",
-        low=1,
-        high=64,
-        role=Role.WIDTH,
-    )
-    num_draft_tokens: int = option(
-        0,
-        "Maximum draft tokens per round; 0 is one per step for a chain, three per step for a tree.",
-        low=0,
-        high=1024,
-        role=Role.TOKENS,
-    )
+    num_steps: int = depth_option(4, "head steps")
+    topk: int = width_option(1, "Nodes to expand per level, and branches per node")
+    num_draft_tokens: int = tokens_option(0, "; 0 is one per step for a chain, three per step for a tree")
     min_survival: float = survival_option(0.2)
 
     def __post_init__(self) -> None:

@@ -312,6 +312,23 @@ def check_rollback(config: DrafterConfig, model: TargetModel, name: str) -> None
         )
 
 
+def depth_option(default: int, steps: str, *, high: int = 64) -> Any:
+    """The option for the depth of drafts, in ``steps`` per round."""
+    text = f"Draft depth: {steps} per round. Raise it if acceptance is high."
+    return option(default, text, low=0, high=high, role=Role.DEPTH)
+
+
+def width_option(default: int, width: str, *, tree: str = "", high: int = 64) -> Any:
+    """The option for the width of trees; 1 drafts a chain, more drafts a ``tree``."""
+    text = f"{width}; 1 drafts a chain{tree and f', more {tree}'}. Raise it if rows are cheap."
+    return option(default, text, low=1, high=high, role=Role.WIDTH)
+
+
+def tokens_option(default: int, more: str = "", *, high: int = 1024) -> Any:
+    """The option for the size of drafts, with ``more`` help."""
+    return option(default, f"Maximum draft tokens per round{more}.", low=0, high=high, role=Role.TOKENS)
+
+
 def survival_option(default: float, what: str = "a draft") -> Any:
     """The option ``min_survival``, which methods that draft with a network share."""
     return option(

@@ -21,8 +21,11 @@ from outrider.drafters.base import (
     Outcome,
     Workbench,
     check_rollback,
+    depth_option,
     register,
     survival_option,
+    tokens_option,
+    width_option,
 )
 from outrider.errors import ConfigError
 from outrider.kv.pool import PagedCache
@@ -41,23 +44,9 @@ class DraftModel:
     automatic_rank: ClassVar[int] = 1
 
     model: str = option("", "Folder, hub id, .gguf file or name of the draft model.", role=Role.MODEL)
-    num_steps: int = option(
-        4,
-        "Draft depth: passes of the draft model per round. Raise it if acceptance is high.",
-        low=0,
-        high=256,
-        role=Role.DEPTH,
-    )
-    topk: int = option(
-        1, "Branches per node; 1 drafts a chain. Raise it if rows are cheap.", low=1, high=64, role=Role.WIDTH
-    )
-    num_draft_tokens: int = option(
-        0,
-        "Maximum draft tokens per round; 0 is one per step for a chain, four per step for a tree.",
-        low=0,
-        high=1024,
-        role=Role.TOKENS,
-    )
+    num_steps: int = depth_option(4, "passes of the draft model", high=256)
+    topk: int = width_option(1, "Branches per node")
+    num_draft_tokens: int = tokens_option(0, "; 0 is one per step for a chain, four per step for a tree")
     min_survival: float = survival_option(0.0)
 
     def __post_init__(self) -> None:

@@ -18,8 +18,10 @@ from outrider.drafters.base import (
     Needs,
     SeveralDrafters,
     Workbench,
+    depth_option,
     register,
     survival_option,
+    width_option,
 )
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.suffix import Suffix
@@ -42,20 +44,8 @@ class LookupModel:
         "Draft model (folder, hub id, .gguf file or name), or trained head (folder or name of a shipped head).",
         role=Role.MODEL_OR_HEAD,
     )
-    num_steps: int = option(
-        4,
-        "Draft depth: steps of the draft model or head per round; heads that draft whole blocks ignore it.",
-        low=0,
-        high=256,
-        role=Role.DEPTH,
-    )
-    topk: int = option(
-        1,
-        "Branches per node of the draft model's tree. Raise it if rows are cheap.",
-        low=1,
-        high=64,
-        role=Role.WIDTH,
-    )
+    num_steps: int = depth_option(4, "steps of the draft model or token-by-token head", high=256)
+    topk: int = width_option(1, "Branches per node of a draft model or head")
     num_draft_tokens: int = option(16, "Maximum looked-up tokens per round.", low=0, high=1024, role=Role.TOKENS)
     min_survival: float = survival_option(0.2, "a draft of a model or head that drafts token by token")
     min_match: int = option(

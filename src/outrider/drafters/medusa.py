@@ -13,9 +13,8 @@ from typing import ClassVar, Final
 from outrider.drafters._growth import StaticTree
 from outrider.drafters._parallel_drafter import ParallelDrafter
 from outrider.drafters._trained import TreeOptions, built_head
-from outrider.drafters.base import Workbench, register
+from outrider.drafters.base import Workbench, depth_option, register, width_option
 from outrider.heads.runner import ParallelRunner
-from outrider.options import Role, option
 
 CHANCES: Final = (
     (0.55, 0.13, 0.07, 0.04, 0.03, 0.02, 0.02, 0.01, 0.01, 0.01),
@@ -35,14 +34,8 @@ class Medusa(TreeOptions):
     method: ClassVar[str] = "medusa"
     kind: ClassVar[str] = "medusa"
 
-    num_steps: int = option(4, "Draft depth: number of heads to use.", low=0, high=64, role=Role.DEPTH)
-    topk: int = option(
-        1,
-        "Maximum guesses per head and node; 1 drafts a chain, more a tree of fixed shape. Raise it if rows are cheap.",
-        low=1,
-        high=len(CHANCES[0]),
-        role=Role.WIDTH,
-    )
+    num_steps: int = depth_option(4, "heads to use")
+    topk: int = width_option(1, "Maximum guesses per head and node", tree="a tree of fixed shape", high=len(CHANCES[0]))
 
     def shape(self, chances: Sequence[Sequence[float]]) -> StaticTree:
         """Make the tree with the likeliest nodes, given the chances of each head and rank."""

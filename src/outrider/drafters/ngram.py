@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from outrider.drafters.base import DraftContext, Drafter, Needs, Workbench, register
+from outrider.drafters.base import DraftContext, Drafter, Needs, Workbench, register, tokens_option
 from outrider.errors import ConfigError
 from outrider.options import Role, check_options, option
 from outrider.tree import TokenTree
@@ -26,7 +26,7 @@ class Ngram:
     automatic_rank: ClassVar[int] = 1
     needs: ClassVar[Needs] = Needs(deterministic=True)
 
-    num_draft_tokens: int = option(8, "Maximum draft tokens per round.", low=0, high=1024, role=Role.TOKENS)
+    num_draft_tokens: int = tokens_option(8)
     max_match: int = option(
         4,
         "Longest match to look for; longer matches are more reliable.",

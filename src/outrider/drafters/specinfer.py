@@ -12,7 +12,16 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import ClassVar
 
-from outrider.drafters.base import DraftContext, Needs, SeveralDrafters, Workbench, register
+from outrider.drafters.base import (
+    DraftContext,
+    Needs,
+    SeveralDrafters,
+    Workbench,
+    depth_option,
+    register,
+    tokens_option,
+    width_option,
+)
 from outrider.drafters.draft_model import DraftModel, DraftModelDrafter, load_drafter
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import CONFIG
@@ -34,23 +43,9 @@ class SpecInfer:
         "Draft models (folders, hub ids, .gguf files or names), or a folder with them as 1, 2, …",
         role=Role.MODELS,
     )
-    num_steps: int = option(
-        4,
-        "Draft depth: passes of each draft model per round. Raise it if acceptance is high.",
-        low=0,
-        high=256,
-        role=Role.DEPTH,
-    )
-    topk: int = option(
-        1, "Branches per node of each model's tree. Raise it if rows are cheap.", low=1, high=64, role=Role.WIDTH
-    )
-    num_draft_tokens: int = option(
-        0,
-        "Maximum draft tokens per round, split equally among the models; 0 uses each model's default.",
-        low=0,
-        high=1024,
-        role=Role.TOKENS,
-    )
+    num_steps: int = depth_option(4, "passes of each draft model", high=256)
+    topk: int = width_option(1, "Branches per node of each model's tree")
+    num_draft_tokens: int = tokens_option(0, ", split equally among the models; 0 uses each model's default")
 
     def __post_init__(self) -> None:
         """Refuse values out of bounds, and look for models in a folder."""

@@ -15,7 +15,17 @@ from typing import ClassVar, Final, NamedTuple
 from outrider.control.price import RowPrice
 from outrider.drafters._calibration import Calibration
 from outrider.drafters._suffix_automaton import ROOT, SuffixAutomaton
-from outrider.drafters.base import DraftContext, Drafter, DraftSequence, Needs, Outcome, Workbench, register
+from outrider.drafters.base import (
+    DraftContext,
+    Drafter,
+    DraftSequence,
+    Needs,
+    Outcome,
+    Workbench,
+    register,
+    tokens_option,
+    width_option,
+)
 from outrider.options import Role, check_options, option
 from outrider.tree import TokenTree, TreeBuilder
 
@@ -33,10 +43,8 @@ class Suffix:
     method: ClassVar[str] = "suffix"
     automatic_rank: ClassVar[int] = 3
 
-    num_draft_tokens: int = option(16, "Maximum draft tokens per round.", low=0, high=1024, role=Role.TOKENS)
-    topk: int = option(
-        1, "Branches per node; 1 drafts a chain. Raise it if rows are cheap.", low=1, high=64, role=Role.WIDTH
-    )
+    num_draft_tokens: int = tokens_option(16)
+    topk: int = width_option(1, "Branches per node")
     min_match: int = option(
         2,
         "Shortest match to accept. Raise it if many drafts are rejected.",
