@@ -404,7 +404,7 @@ def test_every_missing_or_misshapen_weight_is_named(tmp_path: Path, name: str) -
         (
             "eagle3",
             {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]}},
-            "where .*64.* is due: 2 layers of 32",
+            "instead of .*64.*: 2 layers of 32",
         ),
         ("speculators eagle3", {"eagle_aux_hidden_state_layer_ids": [0, 2, 3]}, "names layer 0"),
         ("deepspec", {"target_layer_ids": [-1, 3, 4]}, "embedding"),

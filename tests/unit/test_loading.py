@@ -192,7 +192,7 @@ WRONG_FILES = {
     "no heads": (TinyFile(metadata={"llama.attention.head_count": 0}), "'llama.attention.head_count' is 0"),
     "other value width": (TinyFile(metadata={"llama.attention.value_length": 8}), "differs from the key length 16"),
     "partial rope": (TinyFile(metadata={"llama.rope.dimension_count": 8}), "differs from the key length 16"),
-    "wrong shape": (TinyFile(tensors={"blk.1.attn_v.weight": SQUARE}), r"shape \[64, 64\] where \[32, 64\] is due"),
+    "wrong shape": (TinyFile(tensors={"blk.1.attn_v.weight": SQUARE}), r"shape \[64, 64\] instead of \[32, 64\]"),
     "odd width": (TinyFile(metadata={"llama.attention.key_length": 15}), "the odd width 15"),
     "not finite": (TinyFile(metadata={"llama.attention.layer_norm_rms_epsilon": math.inf}), "must be finite"),
     "longrope": (TinyFile(metadata={"llama.rope.scaling.type": "longrope"}), "rope scaling 'longrope'"),
@@ -276,7 +276,7 @@ def test_a_folder_with_a_missing_weight_is_refused(folder: Path, tmp_path: Path)
     weights = load_file(broken / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"nothing for the model's model\.layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(ModelError, match=r"do not contain the model's model\.layers\.1\.mlp\.up_proj\.weight"):
         load(broken, dtype=torch.float32)
 
 

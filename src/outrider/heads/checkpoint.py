@@ -75,10 +75,10 @@ class HeadCheckpoint:
         due, found = module.state_dict(), dict(self.tensors)
         for name, wanted in due.items():
             if name not in found:
-                raise ModelError(f"{self.name}: its weights hold nothing for {name!r}")
+                raise ModelError(f"{self.name}: its weights do not contain {name!r}")
             if found[name].shape != wanted.shape:
                 raise ModelError(
-                    f"{self.name}: {name!r} has the shape {list(found[name].shape)} where {list(wanted.shape)} is due"
+                    f"{self.name}: {name!r} has the shape {list(found[name].shape)} instead of {list(wanted.shape)}"
                 )
         if foreign := sorted(found.keys() - due.keys()):
             raise ModelError(f"{self.name}: its weights hold {foreign[0]!r}, for which the head has no place")

@@ -20,9 +20,7 @@ def read_head(folder: str | Path) -> HeadCheckpoint:
     place = head_folder(folder)
     if not (place / CONFIG).is_file():
         along = ", ".join(head.name for head in shipped_heads()) or "none"
-        raise ModelError(
-            f"there is no head {str(folder)!r}: no folder with a {CONFIG}; those that come along are: {along}"
-        )
+        raise ModelError(f"there is no head {str(folder)!r}: no folder with a {CONFIG}; shipped heads are: {along}")
     told = read_json(place / CONFIG)
     return read_own(place, told) if MARK in told else read_foreign(place, told)
 

@@ -129,7 +129,7 @@ class PrefixIndex:
         while below:
             node = below.pop()
             assert node.page is not None
-            assert node.page not in seen, f"page {node.page} stands in the prefix index twice"
+            assert node.page not in seen, f"page {node.page} is in the prefix index twice"
             ids = [part for part in node.text if not isinstance(part, str)]
             assert len(ids) == self._page_size, f"page {node.page} is indexed though it is not full"
             assert node.parent is not None

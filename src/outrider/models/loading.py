@@ -144,7 +144,7 @@ def _hub_copy(model: str) -> Path | None:
 
     try:
         return Path(snapshot_download(model, allow_patterns=_HUB_FILES, local_files_only=True))
-    except Exception:  # noqa: BLE001 - the client's errors have no common base; loading will tell
+    except Exception:  # noqa: BLE001 - the client's errors have no common base
         return None
 
 
@@ -291,7 +291,7 @@ def _folder_module(files: ModelFiles, dtype: torch.dtype, attention: str) -> nn.
     except Exception as error:  # damaged weights raise their library's own errors
         raise ModelError(f"{files.name}: cannot be loaded: {one_line(error)}") from error
     if loaded.missing:
-        raise ModelError(f"{files.name}: its weights hold nothing for the model's {', '.join(loaded.missing[:3])}")
+        raise ModelError(f"{files.name}: its weights do not contain the model's {', '.join(loaded.missing[:3])}")
     tell_unread(files.name, loaded.unread)
     return loaded.module
 
@@ -328,4 +328,4 @@ def _check_complete(file: GGUFFile, module: nn.Module) -> None:
     """Refuse a model with a parameter or buffer that was never set."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_meta:
-            raise file.fail(f"holds nothing for the model's {name!r}")
+            raise file.fail(f"does not contain the model's {name!r}")

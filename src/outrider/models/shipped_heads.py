@@ -76,7 +76,7 @@ class ShippedHead:
 
         try:
             return is_same_model(model, read_identity(self.folder / TARGET))
-        except ModelError as error:  # loading the model will say what is wrong with it
+        except ModelError as error:  # loading the model reports it
             _log.debug("cannot tell whether %s is for %s: %s", self.name, model, error)
             return False
 

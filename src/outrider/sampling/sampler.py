@@ -200,13 +200,9 @@ class RowToRank(NamedTuple):
 def perturbed_best(logits: torch.Tensor, asked: Sequence[RowToRank]) -> list[Best | None]:
     """:meth:`RequestSampler.perturbed_best` for rows of many requests, with one call per set of equal parameters.
 
-    Args:
-        logits: float [rows, ≥ vocabulary].
-        asked: which of them, and whose.
-
     Returns:
-        One answer for each that is asked; None where the request is to be asked alone, because it adjusts its logits or
-        a row beside its own cannot be read.
+        One answer per asked row; None if the request needs a call of its own, because it adjusts its logits or another
+        row of its group is unreadable.
     """
     answers: list[Best | None] = [None] * len(asked)
     for places, best, scores in _ranked(logits, asked, _COMPARED):

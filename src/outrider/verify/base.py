@@ -185,7 +185,7 @@ def register(rule: type[Verifier]) -> type[Verifier]:
     """Register a rule under its name, which must be the name of its file."""
     file = rule.__module__.rpartition(".")[2]
     if file != rule.name.replace("-", "_"):
-        raise TypeError(f"acceptance rule {rule.name!r} stands in the file {file}.py; give both one name")
+        raise TypeError(f"acceptance rule {rule.name!r} is in the file {file}.py; give both the same name")
     _REGISTRY[rule.name] = rule
     return rule
 

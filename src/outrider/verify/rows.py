@@ -94,7 +94,7 @@ ALONE: Final = Shared()
 class TargetRows:
     """The target's rows for one sequence's tree, computed only where a rule reads them.
 
-    ``logits`` are the pass's, float [rows, ≥ vocabulary]; ``first`` is the anchor's row.  ``ended`` tells whether the
+    ``logits`` are the pass's, float [rows, ≥ vocabulary]; ``first`` is the anchor's row.  ``ended`` says whether the
     output ends on a draft path; rows after an end are not computed.  The round number keys the dice of ratio rules.
     """
 

@@ -116,7 +116,7 @@ def _correction(name: str, weights: Mapping[str, torch.Tensor]) -> tuple[str, in
 def _reads_correction(name: str, weights: Mapping[str, torch.Tensor], width: int, rank: int) -> bool:
     columns = size(name, weights, f"{_CONFIDENCE}weight")[1]
     if columns not in (width, width + rank):
-        raise ModelError(f"{name}: its confidence reads {columns} numbers where {width} or {width + rank} are due")
+        raise ModelError(f"{name}: its confidence reads {columns} numbers instead of {width} or {width + rank}")
     return rank > 0 and columns == width + rank
 
 

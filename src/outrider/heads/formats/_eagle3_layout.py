@@ -57,7 +57,7 @@ def read_head(source: Source, reading: Eagle3Facts) -> HeadCheckpoint:
     due = told.number("target_hidden_size", reading.network.number("target_hidden_size", shape.width))
     if rows != shape.width or columns != places * due:
         raise ModelError(
-            f"{name}: 'fc.weight' has the shape {[rows, columns]} where {[shape.width, places * due]} is due: "
+            f"{name}: 'fc.weight' has the shape {[rows, columns]} instead of {[shape.width, places * due]}: "
             f"{places} layers of {due}"
         )
     drafted = draft_vocabulary(name, weights, vocabulary)

@@ -26,7 +26,7 @@ def size(name: str, weights: Mapping[str, torch.Tensor], key: str, dimensions: i
         ModelError: there is no such weight, or it has another number of dimensions.
     """
     if key not in weights:
-        raise ModelError(f"{name}: its weights hold nothing for {key!r}")
+        raise ModelError(f"{name}: its weights do not contain {key!r}")
     shape = tuple(weights[key].shape)
     if len(shape) != dimensions or 0 in shape:
         raise ModelError(f"{name}: {key!r} has the shape {list(shape)}, not {dimensions} dimensions")
@@ -79,9 +79,9 @@ def block_shape(told: UntrustedConfig, weights: Mapping[str, torch.Tensor], bloc
 
 def _check_plain(told: UntrustedConfig) -> None:
     if (activation := told.text("hidden_act", _ACTIVATION)) != _ACTIVATION:
-        raise ModelError(f"{told.name}: its activation is {activation!r}, and heads here have {_ACTIVATION!r}")
+        raise ModelError(f"{told.name}: its activation is {activation!r}, but heads have {_ACTIVATION!r}")
     if _SLIDING in told.texts("layer_types"):
-        raise ModelError(f"{told.name}: some of its layers see only a sliding window, which heads here do not")
+        raise ModelError(f"{told.name}: some of its layers see only a sliding window, which heads do not support")
 
 
 def rotation(told: UntrustedConfig) -> dict[str, Any]:
@@ -96,10 +96,10 @@ def rotation(told: UntrustedConfig) -> dict[str, Any]:
     given = newer.over(told.part("rope_scaling"))
     kind = given.text("rope_type", given.text("type", "default"))
     if kind not in _ROTATIONS or given.says("mrope_section"):
-        raise ModelError(f"{told.name}: its rotation is of the kind {kind!r}, which heads here do not have")
+        raise ModelError(f"{told.name}: its rotary embedding is of the kind {kind!r}, which heads do not support")
     share = given.fraction("partial_rotary_factor", told.fraction("partial_rotary_factor", 1.0))
     if share != 1.0:
-        raise ModelError(f"{told.name}: it turns only {share:g} of each head, and heads here turn all of it")
+        raise ModelError(f"{told.name}: it rotates only {share:g} of each head, but heads rotate all of it")
     rest = {key: value for key, value in given.values.items() if key not in ("type", "partial_rotary_factor")}
     theta = given.fraction("rope_theta", told.fraction("rope_theta", 10000.0))
     return {**rest, "rope_type": kind, "rope_theta": theta}
@@ -164,7 +164,7 @@ def draft_vocabulary(name: str, weights: Weights, vocabulary: int) -> int:
         weights["ids"] = _draft_ids(name, weights, vocabulary, drafted)
         return drafted
     if "d2t" in weights:
-        raise ModelError(f"{name}: its weights hold nothing for 'lm_head.weight', which its reduced vocabulary needs")
+        raise ModelError(f"{name}: its weights do not contain 'lm_head.weight', which its reduced vocabulary needs")
     return 0
 
 
@@ -176,7 +176,7 @@ def _draft_ids(name: str, weights: Weights, vocabulary: int, drafted: int) -> to
             raise ModelError(f"{name}: it drafts {drafted} of {vocabulary} tokens, and no 'd2t' says which")
         return torch.arange(drafted)
     if offsets.shape != (drafted,) or offsets.is_floating_point():
-        raise ModelError(f"{name}: 'd2t' has the shape {list(offsets.shape)} where {[drafted]} whole numbers are due")
+        raise ModelError(f"{name}: 'd2t' has the shape {list(offsets.shape)} instead of {[drafted]} whole numbers")
     ids: torch.Tensor = torch.arange(drafted) + offsets.long()
     if int(ids.min()) < 0 or int(ids.max()) >= vocabulary or len(ids.unique()) < drafted:
         raise ModelError(f"{name}: 'd2t' does not lead to {drafted} different tokens of {vocabulary}")
@@ -252,5 +252,5 @@ def own_embedding_rows(
             )
         return 0
     if (found := size(name, weights, "embed_tokens.weight")) != shape:
-        raise ModelError(f"{name}: 'embed_tokens.weight' has the shape {list(found)} where {list(shape)} is due")
+        raise ModelError(f"{name}: 'embed_tokens.weight' has the shape {list(found)} instead of {list(shape)}")
     return shape[0]

@@ -20,7 +20,7 @@ def network(told: UntrustedConfig) -> UntrustedConfig:
         ModelError: there is none.
     """
     if not told.says("transformer_layer_config"):
-        raise ModelError(f"{told.name}: its configuration does not say 'transformer_layer_config'")
+        raise ModelError(f"{told.name}: its configuration has no 'transformer_layer_config'")
     return told.part("transformer_layer_config")
 
 
@@ -39,9 +39,7 @@ def layers_of_ids(told: UntrustedConfig, key: str) -> tuple[int, ...]:
         return ()
     ids = told.numbers(key)
     if min(ids) < 1:
-        raise ModelError(
-            f"{told.name}: {key!r} names layer {min(ids)}, and heads here read outputs of blocks: from 1 on"
-        )
+        raise ModelError(f"{told.name}: {key!r} names layer {min(ids)}, but heads read outputs of blocks: from 1 on")
     return tuple(each - 1 for each in ids)
 
 

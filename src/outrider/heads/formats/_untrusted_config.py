@@ -84,7 +84,7 @@ class UntrustedConfig:
         value = self.values.get(key)
         if value is None:
             if default is None:
-                raise ModelError(f"{self.name}: its configuration does not say {key!r}")
+                raise ModelError(f"{self.name}: its configuration has no {key!r}")
             return default
         return value
 

@@ -53,9 +53,9 @@ def read(source: Source) -> HeadCheckpoint:
 def _check_served(told: UntrustedConfig) -> None:
     projector, mode = told.text("projector_type"), told.text("attention_mode", "gqa")
     if projector not in _HEADS | {"dflash"}:
-        raise ModelError(f"{told.name}: what follows its blocks is {projector!r}, which heads here do not have")
+        raise ModelError(f"{told.name}: its projector type is {projector!r}, which heads do not support")
     if mode not in ("gqa", "mha") or told.flag("causal") or told.says("attention_modes"):
-        raise ModelError(f"{told.name}: its attention is not the one in which a block's slots all see each other")
+        raise ModelError(f"{told.name}: its attention does not let all slots of a block see each other")
 
 
 def _layers(told: UntrustedConfig) -> tuple[int, ...]:
@@ -69,7 +69,7 @@ def _layers(told: UntrustedConfig) -> tuple[int, ...]:
         return _spread(told.number("num_target_layers", low=4), told.number("num_hidden_layers"))
     layers = told.numbers("target_layer_ids")
     if min(layers) < 0:
-        raise ModelError(f"{told.name}: it reads the target's embedding, and heads here read outputs of blocks")
+        raise ModelError(f"{told.name}: it reads the target's embedding, but heads read outputs of blocks")
     last = depth - 1 if depth and not told.says("projector_type") else -1
     return tuple(depth if layer == last else layer for layer in layers)
 

@@ -44,9 +44,7 @@ def read(source: Source) -> HeadCheckpoint:
     weights = renamed(source.files.read(source.files.names), lambda key: key.removeprefix("model."))
     shape = block_shape(told, weights, "layers.0.")
     if (found := size(name, weights, "fc.weight")) != (shape.width, 2 * shape.width):
-        raise ModelError(
-            f"{name}: 'fc.weight' has the shape {list(found)} where {[shape.width, 2 * shape.width]} is due"
-        )
+        raise ModelError(f"{name}: 'fc.weight' has the shape {list(found)} instead of {[shape.width, 2 * shape.width]}")
     vocabulary = told.number("vocab_size")
     config = EagleConfig(
         block=shape,

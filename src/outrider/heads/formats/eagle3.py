@@ -32,7 +32,7 @@ def read(source: Source) -> HeadCheckpoint:
     """Read a head in this format."""
     told = source.told
     if (blocks := told.number("num_hidden_layers", 1)) != 1:
-        raise ModelError(f"{source.name}: it has {blocks} blocks, and EAGLE-3 heads here have one")
+        raise ModelError(f"{source.name}: it has {blocks} blocks, but EAGLE-3 heads have one")
     named = told.part("eagle_config")
     if named.says("eagle_aux_hidden_state_layer_ids"):
         layers = named.numbers("eagle_aux_hidden_state_layer_ids")

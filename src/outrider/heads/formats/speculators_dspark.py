@@ -31,7 +31,7 @@ def read(source: Source) -> HeadCheckpoint:
     told = source.told
     layers = layers_of_ids(told, "aux_hidden_state_layer_ids")
     if not layers:
-        raise ModelError(f"{source.name}: its configuration does not say 'aux_hidden_state_layer_ids'")
+        raise ModelError(f"{source.name}: its configuration has no 'aux_hidden_state_layer_ids'")
     reading = DSparkFacts(
         network=network(told),
         layers=layers,

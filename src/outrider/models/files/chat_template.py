@@ -55,7 +55,7 @@ class ChatTemplate:
             raise RequestError(f"{self.owner}: no template reads {wrong[0]!r}; take it out of template_kwargs")
         if continue_final_message and add_generation_prompt:
             raise RequestError(
-                f"{self.owner}: continue_final_message goes on with the last message and add_generation_prompt begins "
+                f"{self.owner}: continue_final_message continues the last message and add_generation_prompt begins "
                 "another; switch one of them off"
             )
         values: dict[str, Any] = {

@@ -148,7 +148,7 @@ def check_tensors(file: GGUFFile, plan: ModelPlan, due: Mapping[str, tuple[int, 
         if parameter not in due:
             raise file.fail(f"tensor {name!r} belongs to {parameter!r}, which this model does not have")
         if shape != due[parameter]:
-            raise file.fail(f"tensor {name!r} has the shape {list(shape)} where {list(due[parameter])} is due")
+            raise file.fail(f"tensor {name!r} has the shape {list(shape)} instead of {list(due[parameter])}")
     found = Counter(plan.parameters.values())
     for parameter in due:
         if found[parameter] != 1:

@@ -42,7 +42,7 @@ _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _LINES = r"\s*[\r\n]+"
 _BLANKS = r"\s+(?!\S)|\s+"
-# llama.cpp has no letter classes by case; it tells upper from lower case in ASCII only, and so do we.
+# Like llama.cpp, distinguish upper and lower case only in ASCII.
 _UPPER = r"(?:(?=\p{L})[^a-z])"
 _LOWER = r"(?:(?=\p{L})[^A-Z])"
 _LEAD = r"[^\r\n\p{L}\p{N}]?"

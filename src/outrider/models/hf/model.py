@@ -39,7 +39,7 @@ class HFModel:
     backend = "hf"
     row_invariant = False  # torch's matrix products choose their blocking by the number of rows
     own_threads = False
-    rollback = Rollback.TREE  # families with a state beside keys and values are refused
+    rollback = Rollback.TREE  # families with more state than keys and values are refused
     row_buckets: tuple[int, ...] = ()
 
     def __init__(
@@ -85,7 +85,7 @@ class HFModel:
         if len(hidden) != len(layers):
             raise ModelError(f"{self._architecture} gives no hidden rows of layers {sorted(set(layers) - set(hidden))}")
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # so that a pass's time is the pass's, not its launch
+            torch.cuda.synchronize(self.device)  # so the measured time is the pass's, not its launch's
         return TargetOutput(logits, hidden)
 
     @torch.no_grad()

@@ -151,7 +151,7 @@ class TensorWeights:
     def check(self, due: Mapping[str, tuple[int, ...]]) -> None:
         absent = [name for name in due if name not in self._tensors]
         if absent:
-            raise ModelError(f"{self._name}: its weights hold nothing for the model's {', '.join(absent[:3])}")
+            raise ModelError(f"{self._name}: its weights do not contain the model's {', '.join(absent[:3])}")
         for name, shape in due.items():
             # transformers accepts names with and without the prefix; of two, it takes the first
             for other in {_BODY + name, name.removeprefix(_BODY)} - {name}:
@@ -163,9 +163,7 @@ class TensorWeights:
                     f"{self._name}: {name!r} has the precision {tensor.dtype}, for which there are no kernels"
                 )
             if tuple(tensor.shape) != shape:
-                raise ModelError(
-                    f"{self._name}: {name!r} has the shape {list(tensor.shape)} where {list(shape)} is due"
-                )
+                raise ModelError(f"{self._name}: {name!r} has the shape {list(tensor.shape)} instead of {list(shape)}")
         unread = self._tensors.keys() - due.keys() - {OUTPUT_LAYER}  # an equal output layer is tied
         tell_unread(self._name, sorted(name for name in unread if not name.endswith(_COMPUTED)))
 
