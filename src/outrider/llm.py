@@ -14,7 +14,7 @@ from outrider.completion import Completion
 from outrider.config import CacheConfig, SchedulerConfig, Speculation
 from outrider.drafters.base import DrafterConfig
 from outrider.engine.build import assemble, planned
-from outrider.engine.call import Wish
+from outrider.engine.call import RequestSpec
 from outrider.engine.driver import Driver
 from outrider.engine.engine import Engine
 from outrider.engine.stream import AsyncStream, Stream
@@ -379,7 +379,7 @@ class LLM:
         told = read_template(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
         return self._reader.conversation(messages, told)
 
-    def _complete(self, wishes: Sequence[Wish], *, progress: bool) -> list[Completion]:
+    def _complete(self, wishes: Sequence[RequestSpec], *, progress: bool) -> list[Completion]:
         with ProgressBar(disable=not progress, transient=True) as bar:
             task = bar.add_task("completing", total=sum(params.n for _, params in wishes))
             return self._driver.complete(wishes, lambda: bar.advance(task))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from outrider.engine.call import Wish
+from outrider.engine.call import RequestSpec
 from outrider.errors import ConfigError, RequestError
 from outrider.inputs import Params, Prompt, read_params, read_prompt, read_prompts
 from outrider.messages import Messages, read_conversations
@@ -27,13 +27,13 @@ class Reader:
         read = read_prompt(prompt)
         return self._tokenizer.encode(read) if isinstance(read, str) else read
 
-    def prompt(self, prompt: Prompt, params: Params | None, options: Mapping[str, Any]) -> Wish:
+    def prompt(self, prompt: Prompt, params: Params | None, options: Mapping[str, Any]) -> RequestSpec:
         """Read one prompt; arguments and errors are those of :meth:`outrider.LLM.stream`."""
         return self.encode(prompt), read_params(params, options, 1)[0]
 
     def prompts(
         self, prompts: Prompt | Iterable[Prompt], params: Params | Iterable[Params] | None, options: Mapping[str, Any]
-    ) -> list[Wish]:
+    ) -> list[RequestSpec]:
         """Read several prompts; arguments and errors are those of :meth:`outrider.LLM.generate`."""
         listed = read_prompts(prompts)
         each = read_params(params, options, len(listed))
@@ -56,7 +56,7 @@ class Reader:
         told: Mapping[str, Any],
         *,
         stream: bool,
-    ) -> tuple[list[Wish], bool]:
+    ) -> tuple[list[RequestSpec], bool]:
         """Read conversations, as :meth:`outrider.LLM.chat` does; also tells whether several were given."""
         conversations, several = read_conversations(messages)
         if stream and several:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,21 +14,22 @@ from tiny import tiny_model
 
 from contract.cases import PROMPTS, by_id, configs, heads_of, make
 from contract.test_lossless import assert_clean
-from outrider import LLM, SamplingParams, SchedulerConfig
+from outrider import LLM, SamplingParams, SchedulerConfig, Speculation
 from outrider.drafters.base import DrafterConfig
+from outrider.engine.request import Request
 from outrider.tree import TreeBatch
 
 CASES = ["none", "ngram", "draft_model", "draft_model-tree", "eagle3", "dspark", "lookup_model", "specinfer"]
 MOST = 16
 
 
-def speaking(config: DrafterConfig | str) -> LLM:
+def speaking(config: DrafterConfig | str, rule: str = "coupled") -> LLM:
     """An engine whose texts have characters of several tokens and held-back beginnings of stop strings."""
     target = tiny_model(0, SIZE)
     return LLM.from_model(
         target,
         byte_tokenizer(),
-        speculation=config,
+        speculation=Speculation(config, rule),
         draft_models={"good": target, "bad": tiny_model(1, SIZE)},
         heads={} if isinstance(config, str) else heads_of(config, target),
         scheduler=SchedulerConfig(prefill_chunk=4),
@@ -84,6 +85,7 @@ STAGES: dict[str, Callable[[LLM], tuple[Any, str]]] = {
     "commit": lambda llm: (llm.engine.scheduler, "commit"),
     "settle": lambda llm: (llm.engine.scheduler, "settle"),
     "observe": lambda llm: (llm.engine.drafting, "observe"),
+    "measured": lambda llm: (llm.engine.controller, "observe"),
 }
 
 
@@ -91,43 +93,73 @@ EACH_REQUEST = {"accept", "commit", "settle"}
 """Stages that take one request at a time."""
 
 
+class Delivered(NamedTuple):
+    """What a request and its reader have in the end."""
+
+    request: Request
+    tokens: list[int]
+    text: list[str]
+    ends: list[bool]
+
+
+def broken_at(llm: LLM, stage: str, at: int, *, late: bool) -> tuple[list[Delivered], list[int]]:
+    """Complete all prompts with one interruption; whether it was raised is the second result."""
+    engine, raised = llm.engine, list[int]()
+    where, name = STAGES[stage](llm)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(where, name, breaking(getattr(where, name), at, raised, late=late))
+        requests = [engine.submit(p, w) for p, w in zip(PROMPTS, wishes(), strict=True)]
+        done = {request.id: Delivered(request, [], [], []) for request in requests}
+        while not engine.idle:
+            try:
+                progress = engine.step()
+            except Broken:
+                engine.pool.check()
+                continue
+            for item in progress:
+                done[item.request.id].tokens.extend(item.tokens)
+                done[item.request.id].text.append(item.text)
+                done[item.request.id].ends.append(item.finished)
+    return list(done.values()), raised
+
+
+def assert_whole(one: Delivered) -> None:
+    """Nothing was lost and nothing came twice."""
+    assert one.request.error is None
+    assert one.tokens == one.request.output_ids
+    assert "".join(one.text) == "".join(one.request.text)
+    assert [logprob.token_id for logprob in one.request.logprobs] == one.request.output_ids
+    assert one.ends == [False] * (len(one.ends) - 1) + [True]
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("case", CASES)
-def test_a_round_broken_off_changes_no_text(case: str, stage: str, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_broken_off_changes_no_text(case: str, stage: str, late: bool) -> None:
     """Requests of unequal lengths, prompts in chunks beside requests that decode; an interruption at each stage of the
     round and, where a stage takes one request at a time, at each of them.
     """
     expected = [speaking("none").generate([p], w)[0] for p, w in zip(PROMPTS, wishes(), strict=True)]
     for at in (0, 1, 2, 3, 5, 7) if stage in EACH_REQUEST else (0, 2, 5):
         llm = speaking(by_id(case))
-        engine, raised = llm.engine, list[int]()
-        with monkeypatch.context() as patch:
-            where, name = STAGES[stage](llm)
-            patch.setattr(where, name, breaking(getattr(where, name), at, raised, late=late))
-            requests = [engine.submit(p, w) for p, w in zip(PROMPTS, wishes(), strict=True)]
-            delivered: dict[str, list[int]] = {request.id: [] for request in requests}
-            texts: dict[str, str] = dict.fromkeys(delivered, "")
-            finished = []
-            while not engine.idle:
-                try:
-                    progress = engine.step()
-                except Broken:
-                    engine.pool.check()
-                    continue
-                for item in progress:
-                    delivered[item.request.id] += item.tokens
-                    texts[item.request.id] += item.text
-                    finished += [item.request.id] * item.finished
-        if at < 3:
-            assert raised == [at]
-        for request, plain in zip(requests, expected, strict=True):
-            assert request.error is None
-            assert tuple(request.output_ids) == plain.token_ids
-            assert tuple(delivered[request.id]) == plain.token_ids, "a piece was lost or came twice"
-            assert texts[request.id] == plain.text
-            assert [one.token_id for one in request.logprobs] == list(plain.token_ids)
-        assert sorted(finished) == sorted(delivered)
+        done, raised = broken_at(llm, stage, at, late=late)
+        assert raised == [at] or at > 2
+        for one, plain in zip(done, expected, strict=True):
+            assert_whole(one)
+            assert tuple(one.tokens) == plain.token_ids
+            assert "".join(one.text) == plain.text
+        assert_clean(llm)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_under_a_ratio_rule_a_broken_round_loses_nothing_either(stage: str) -> None:
+    """The repeated round throws other dice, so the text may be another one; it is whole all the same."""
+    for at in (0, 1, 2):
+        llm = speaking(by_id("draft_model"), "rejection")
+        done, raised = broken_at(llm, stage, at, late=at == 1)
+        assert raised == ([at] if stage != "prune" else []), "pruning is not asked under a ratio rule"
+        for one in done:
+            assert_whole(one)
         assert_clean(llm)
 
 

@@ -22,6 +22,7 @@ from outrider.drafters.base import DraftContext, DraftSequence, Needs
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.ngram import Ngram
 from outrider.engine.guard import GuardedDrafter
+from outrider.engine.picker import DrawingPicker
 from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError, ModelError
 from outrider.kv.pool import KVPool
@@ -606,11 +607,11 @@ def test_what_was_drawn_before_a_drafter_failed_is_tested(case: str, monkeypatch
     """Whether drafting goes on may depend on what was drawn: to drop it would favour what keeps a drafter going."""
     rule = next(rule for rule in ("rejection", "multi-step") if is_exact(by_id(case), rule))
     llm = make(by_id(case), verifier=rule)
-    pick, propose = DraftContext.pick, GuardedDrafter.propose
+    pick, propose = DrawingPicker.pick, GuardedDrafter.propose
     calls: list[int] = []
     nodes: list[int] = []
 
-    def picking(self: DraftContext, *arguments: Any, **options: Any) -> Any:
+    def picking(self: DrawingPicker, *arguments: Any, **options: Any) -> Any:
         calls.append(1)
         if len(calls) == 2:
             raise RuntimeError("planted")
@@ -622,7 +623,7 @@ def test_what_was_drawn_before_a_drafter_failed_is_tested(case: str, monkeypatch
         nodes.extend(len(tree) for tree in trees if len(calls) > 1)
         return trees
 
-    monkeypatch.setattr(DraftContext, "pick", picking)
+    monkeypatch.setattr(DrawingPicker, "pick", picking)
     monkeypatch.setattr(GuardedDrafter, "propose", proposing)
     done = llm.generate(PROMPTS[0], SamplingParams(max_tokens=12, temperature=1.0, seed=3))[0]
     assert len(done.token_ids) == 12

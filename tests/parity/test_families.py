@@ -47,14 +47,14 @@ def table_rows(heading: str) -> set[tuple[str, str]]:
 
 
 def test_the_table_names_every_model_type_once() -> None:
-    served, refused = table_rows("Served"), table_rows("Refused")
+    served, refused = table_rows("Supported"), table_rows("Refused")
     assert not served & refused
     variants = {(variant.model_type, variant.name) for variant in VARIANTS}
     assert served | refused == {(model_type, "") for model_type in model_types()} | variants
 
 
 def test_the_verified_classes_are_those_the_table_serves() -> None:
-    assert {causal_class(model_type).__name__ for model_type, _ in table_rows("Served")} == VERIFIED
+    assert {causal_class(model_type).__name__ for model_type, _ in table_rows("Supported")} == VERIFIED
 
 
 @pytest.mark.parametrize("model_type", [*MAIN, *SPECIAL])
@@ -64,7 +64,7 @@ def test_rows_of_a_flat_pass_equal_the_stock_model_alone(model_type: str) -> Non
     assert finding.outcome.worst < TOLERANCE
     assert finding.outcome.control > SENSITIVE
     assert finding.outcome.hidden or model_type == "hrm_text"
-    assert (model_type, "") in table_rows("Served")
+    assert (model_type, "") in table_rows("Supported")
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma3_text", "mixtral", "gpt2", "opt"])
@@ -85,7 +85,7 @@ def test_hidden_rows_are_the_outputs_of_their_blocks(model_type: str) -> None:
 def test_variants_are_served_or_refused_as_the_table_says(variant: Any) -> None:
     finding = examine(variant.model_type, variant)
     assert finding.passed
-    heading = "Served" if finding.outcome is not None else "Refused"
+    heading = "Supported" if finding.outcome is not None else "Refused"
     assert (variant.model_type, variant.name) in table_rows(heading)
 
 

@@ -232,7 +232,7 @@ def first_nodes(tree: TokenTree, drafts: int) -> TokenTree:
 
 def with_laws(tree: TokenTree, law: Callable[[int], Law]) -> TokenTree:
     """The same tree, its candidates claiming to be drawn from ``law(node)`` with nothing removed."""
-    claimed = tuple(replace(candidate, q=law(candidate.node), removed=()) for candidate in tree.candidates)
+    claimed = tuple(candidate._replace(q=law(candidate.node), removed=()) for candidate in tree.candidates)
     return replace(tree, candidates=claimed)
 
 

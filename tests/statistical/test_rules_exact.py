@@ -89,7 +89,7 @@ def three_draws_or_two_nodes(choices: Choices, first: TableModel, second: TableM
 
 
 def _with_child(tree: TokenTree, node: int, token: int, q: Law | None) -> TokenTree:
-    added = replace(tree.candidates[0], node=len(tree), q=q, removed=())
+    added = tree.candidates[0]._replace(node=len(tree), q=q, removed=())
     return TokenTree((*tree.tokens, token), (*tree.parents, node), (*tree.survival, 0.0), (*tree.candidates, added))
 
 
@@ -265,7 +265,7 @@ def test_forgetting_the_siblings_drawn_before_is_caught_in_every_shape(kind: str
 
     def forgetful(choices: Choices) -> TokenTree:
         tree = KINDS[kind].draft(choices, first, second)
-        return replace(tree, candidates=tuple(replace(candidate, removed=()) for candidate in tree.candidates))
+        return replace(tree, candidates=tuple(candidate._replace(removed=()) for candidate in tree.candidates))
 
     assert error_of(rule, forgetful, target, KINDS[kind].depth + 1) >= CAUGHT
 

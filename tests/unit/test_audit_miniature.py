@@ -74,8 +74,8 @@ def test_sound_engines_pass(config: DrafterConfig, rule: str) -> None:
 
 
 SIBLINGS = (
-    Fault("min_tokens ignored behind drafts", request_faults.ends_behind_drafts),
-    Fault("end inside accepted drafts not seen", request_faults.late_ends),
+    Fault("min_tokens ignored after drafts", request_faults.ends_behind_drafts),
+    Fault("end inside accepted drafts missed", request_faults.late_ends),
     next(fault for fault in IN_FREQUENCIES if fault.name == "q used for a greedy draft"),
 )
 """What ratio rules must not get wrong either; each shows here as well."""

@@ -219,7 +219,7 @@ def test_closing_ends_what_coroutines_and_threads_wait_for() -> None:
         return [found[0][0].finish_reason, found[1][-1].choice.finish_reason]
 
     def close() -> None:
-        while len(llm._driver._rounds._calls) < 3:
+        while len(llm._driver._loop._calls) < 3:
             time.sleep(0.001)
         llm.close()
 
@@ -435,3 +435,24 @@ def test_the_same_target_under_another_drafter_keeps_the_settings() -> None:
     for text in TEXTS:
         wish = {"max_tokens": 12, "ignore_eos": True}
         assert other.generate(text, **wish)[0].token_ids == llm.generate(text, **wish)[0].token_ids
+
+
+def test_two_drivers_of_one_engine_take_turns() -> None:
+    """A second one is refused while calls of the first are open, and harms none of them."""
+    llm, prompts = served(), [[5, 6, 7], [8, 9]]
+    expected = llm.generate(prompts, max_tokens=8, ignore_eos=True)
+    by_hand = Driver(llm.engine, threaded=False)
+    wish = (prompts[1], SamplingParams(max_tokens=8, ignore_eos=True))
+    with llm.stream(prompts[0], max_tokens=400, processors=(slowly,)) as stream:
+        next(stream)
+        with pytest.raises(RequestError, match="another driver"):
+            by_hand.complete([wish])
+        assert next(stream).token_ids
+    llm._driver.between_rounds(lambda engine: engine)
+    assert [one.token_ids for one in by_hand.complete([wish])] == [expected[1].token_ids]
+    call = by_hand.submit([wish])
+    by_hand.step()
+    with pytest.raises(RequestError, match="another driver"):
+        llm.generate(prompts[0], max_tokens=8, ignore_eos=True)
+    by_hand.cancel(call)
+    assert llm.generate(prompts[0], max_tokens=8, ignore_eos=True)[0].token_ids == expected[0].token_ids

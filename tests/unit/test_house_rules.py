@@ -306,7 +306,7 @@ def tracked_texts() -> list[Path]:
     kinds = {".py", ".md", ".toml", ".txt", ".json", ".html", ""}
     folders = ("src", "tests", "docs", "scripts", "benchmarks", "results", ".ci")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
-    files += [path for path in ROOT.iterdir() if path.is_file()]
+    files += [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]  # a file in a worktree
     return [path for path in files if path.suffix in kinds and "__pycache__" not in path.parts]
 
 

@@ -177,7 +177,7 @@ class _FaultyRows:
 class _PositionBlock(Block):
     def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
         assert isinstance(rows, TargetRows)
-        return super().accept(tree, _FaultyRows(rows, rows.probabilities, rows.sampler))
+        return super().accept(tree, _FaultyRows(rows, rows.probabilities, rows.sampler if len(tree) > 1 else None))
 
 
 def reused_noise(parts: Parts) -> Parts:
@@ -205,13 +205,13 @@ IN_TEXTS: Final = (
     Fault("penalty without its path", request_faults.path_blind_choices),
 )
 """Faults of the engine's bookkeeping, which show in greedy texts."""
-IN_PREFIXES: Final = (Fault("prefix key that ignores tokens", hazy_prefixes),)
+IN_PREFIXES: Final = (Fault("prefix key ignores tokens", hazy_prefixes),)
 """Faults of the prefix cache, which show where prompts begin alike."""
 IN_SITUATIONS: Final = (
-    Fault("end inside accepted drafts not seen", request_faults.late_ends),
-    Fault("min_tokens ignored behind drafts", request_faults.ends_behind_drafts),
+    Fault("end inside accepted drafts missed", request_faults.late_ends),
+    Fault("min_tokens ignored after drafts", request_faults.ends_behind_drafts),
     Fault("processor without its path", request_faults.path_blind_processors),
-    Fault("n completions with one's dice", request_faults.shared_dice),
+    Fault("n completions with the same noise", request_faults.shared_dice),
     Fault("stream without accepted drafts", request_faults.thin_streams),
     Fault("rows kept through preemption", request_faults.hoarded_rows),
 )
@@ -219,12 +219,12 @@ IN_SITUATIONS: Final = (
 IN_FREQUENCIES: Final = (
     Fault("q used for a greedy draft", greedy_drafts_with_q),
     Fault("reused noise", reused_noise),
-    Fault("bonus taken from the draft row", bonus_from_draft),
+    Fault("bonus token taken from the draft row", bonus_from_draft),
 )
 """Faults of the dice, which show in frequencies."""
 IN_LAWS: Final = (
-    Fault("temperature times 1.3 in shared laws", request_faults.hot_laws),
-    Fault("laws without the drafts on their path", request_faults.path_blind_laws),
-    Fault("truncation ignored in laws", request_faults.untruncated_laws),
+    Fault("temperature times 1.3 in shared distributions", request_faults.hot_laws),
+    Fault("distributions without the drafts on the path", request_faults.path_blind_laws),
+    Fault("truncation ignored in distributions", request_faults.untruncated_laws),
 )
 """Faults on the way from a row to its law, which show in frequencies through the real sampler."""

@@ -1,4 +1,4 @@
-"""What a controller is: it spreads a pass's draft rows over requests, prunes trees, and learns what rounds cost."""
+"""The protocol of a controller: it shares draft rows among requests, prunes trees, and observes what rounds cost."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from outrider.metrics import RoundStats
 
 
 class Controller(Protocol):
-    """Decides how much each request drafts.  It changes the speed only: every budget gives the same text."""
+    """Decides how much each request drafts.  It changes only the speed: every budget gives the same text."""
 
     most_nodes: int
-    """Most nodes of a tree that a budget may ever allow, anchor included."""
+    """Largest ``nodes`` that a budget may have."""
 
     def budgets(self, turns: Sequence[Turn], draft_rows: int) -> None:
         """Set each turn's ``budget``, before anything is drafted.
@@ -27,9 +27,9 @@ class Controller(Protocol):
         ...
 
     def prune(self, turns: Sequence[Turn]) -> None:
-        """Cut drafted trees; asked only under rules that judge a draft by the target's own token."""
+        """Cut draft trees.  Called only under rules that accept a draft if it is the target's own token."""
         ...
 
     def observe(self, turns: Sequence[Turn], stats: RoundStats) -> None:
-        """Learn what became of a round and what it cost."""
+        """Observe a round: what was accepted and what it cost."""
         ...

@@ -1,4 +1,4 @@
-"""The default controller: every request drafts as much as its method wants while rows last, then equal shares."""
+"""The default controller: full drafts while there are rows, then equal shares."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider.metrics import RoundStats
 
 
 class FairShare:
-    """Gives each drafting request the same most rows; verifies whatever was drafted.
+    """Gives every drafting request the same limit, and verifies all drafts.
 
     Args:
         most_nodes: most nodes of a tree, anchor included.
@@ -19,14 +19,14 @@ class FairShare:
         self.most_nodes = most_nodes
 
     def budgets(self, turns: Sequence[Turn], draft_rows: int) -> None:
-        """Set each turn's budget to its share of the draft rows, or to all it can use where that is less."""
+        """Give each turn its share of the draft rows, or what it can use if that is less."""
         drafting = [turn for turn in turns if turn.most_nodes > 1]
         share = 1 + draft_rows // max(1, len(drafting))
         for turn in drafting:
             turn.budget = Budget(min(turn.most_nodes, share))
 
     def prune(self, turns: Sequence[Turn]) -> None:
-        """Leave every tree as it is: drafters stop where a draft is not worth its row."""
+        """Keep every tree: drafters already leave out drafts that are not worth a row."""
 
     def observe(self, turns: Sequence[Turn], stats: RoundStats) -> None:
-        """Learn nothing."""
+        """Observe nothing."""

@@ -1,4 +1,4 @@
-"""Whether a draft is worth its row: the only place where this is decided.
+"""Decides whether a draft is worth a row of the pass.
 
 Drafters estimate how likely a draft is accepted; the price says what that estimate has to be.
 """
@@ -12,17 +12,17 @@ from typing import Final
 
 @dataclass(frozen=True)
 class RowPrice:
-    """What one more drafted row must promise to be verified and drafted on; the default asks nothing.
+    """What a draft must promise to be verified and extended; the default demands nothing.
 
     Under a ratio rule a drafter passes only estimates that were made before the token was drawn.
     """
 
     least_survival: float = 0.0
-    """Least estimated chance that the draft and all before it are accepted."""
+    """Minimum estimated probability that the draft and all before it are accepted."""
     row_cost: float = 0.0
-    """Cost of one more verified row, in passes over one row; 0 takes rows to be free."""
+    """Cost of one more row, in passes over one row; 0 means free."""
     round_cost: float = 1.0
-    """Cost of a round before its first draft is verified, in passes over one row."""
+    """Cost of a round without drafts, in passes over one row."""
 
     def worth(self, survival: Sequence[float], another: float) -> bool:
         """Whether a tree should get another node.

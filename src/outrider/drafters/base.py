@@ -127,7 +127,10 @@ class DraftContext:
             A node after the end of the output has none, nor one whose history the request's parameters refuse.  If
             anything else fails for a sequence, the exception stands in its place.
         """
-        return self.picker.pick(logits, frontiers, source)
+        try:
+            return self.picker.pick(logits, frontiers, source)
+        except Exception as error:  # noqa: BLE001 - what was drawn before must stand, so nobody's tree is dropped
+            return [error] * len(frontiers)
 
 
 class Committed(NamedTuple):

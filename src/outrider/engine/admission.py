@@ -1,4 +1,4 @@
-"""What a prompt and its parameters must satisfy to become a request."""
+"""Checks a prompt and its parameters, and makes a request of them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def admit(
 
 
 def bad_word_ids(words: Sequence[Sequence[int] | str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Bad words as token ids: a text as it is written at the beginning of a text, and as it is after a space.
+    """Bad words as token ids; a text counts both at the beginning of a text and after a space.
 
     Args:
         words: texts or token ids.

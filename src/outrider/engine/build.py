@@ -42,13 +42,13 @@ def no_drafts(path: str) -> tuple[TargetModel, Tokenizer | None]:
 
 @dataclass(frozen=True, eq=False)
 class Assembled:
-    """An engine, and what it was made of."""
+    """An engine and its parts."""
 
     engine: Engine
     drafter_config: DrafterConfig
     verifier: Verifier
     cache_bytes: dict[str, int]
-    """Memory for keys and values, by model: the most it will ever be."""
+    """Maximum memory of the KV cache, in bytes, by model."""
 
 
 def assemble(
@@ -173,14 +173,14 @@ def _pool(target: TargetModel, pages: CacheConfig) -> KVPool:
 
 @cache
 def warn_lossy(rule: str) -> None:
-    """Log that a rule changes the text, once for each."""
+    """Log once per rule that it changes the text."""
     _log.warning("verifier %r is lossy: the text will not be the target's own", rule)
 
 
 def planned(
     speculation: Any, draft_model: str | Path | Sequence[str | Path] | None, head: str | Path | None
 ) -> Speculation:
-    """How to speculate, from what a user passes.
+    """Read the user's choice of speculation.
 
     Args:
         speculation: see :meth:`outrider.config.Speculation.of`.
@@ -192,7 +192,7 @@ def planned(
     """
     plan = Speculation.of(speculation)
     if draft_model is not None and head is not None:
-        raise ConfigError("draft_model and head are both given, but one of them drafts; leave the other out")
+        raise ConfigError("give either draft_model or head, not both")
     if head is not None and kind_of(head) is None:
         raise ConfigError(f"head: {head} is no trained head; a model that drafts is given as draft_model")
     if head is not None:

@@ -1,4 +1,4 @@
-"""What one caller asked of a driver, and its mail: what became of it so far."""
+"""The requests of one caller, and the events that report on them."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from outrider.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from outrider.models.files.tokenizer import Tokenizer
 
-Wish = tuple[Sequence[int], SamplingParams]
-"""A prompt's token ids, and what is asked of its outputs."""
+RequestSpec = tuple[Sequence[int], SamplingParams]
+"""A prompt's token ids and its sampling parameters."""
 
 
 class _Sign:
-    """Mail that is neither progress nor an error."""
+    """An event that is neither progress nor an error."""
 
 
 ADMITTED: Final = _Sign()
 """The requests are queued."""
 END: Final = _Sign()
-"""No more will come."""
-Letter = Progress | BaseException | _Sign
+"""The last event."""
+Event = Progress | BaseException | _Sign
 
 
 class Call:
-    """The requests of one caller.  The thread that runs rounds writes it; the caller reads its mail.
+    """The requests of one caller.  The thread that runs rounds writes it; the caller reads its events.
 
     Args:
         wishes: prompts and their parameters.
@@ -44,59 +44,59 @@ class Call:
         ends_only: whether the caller asks for nothing before a request has ended.
     """
 
-    def __init__(self, wishes: Iterable[Wish], tokenizer: Tokenizer | None, *, ends_only: bool) -> None:
+    def __init__(self, wishes: Iterable[RequestSpec], tokenizer: Tokenizer | None, *, ends_only: bool) -> None:
         self.wishes = list(wishes)
         self.groups: list[list[Request]] = []
         """The requests of each prompt."""
         self.open = sum(params.n for _, params in self.wishes)
         """Requests that have not ended."""
         self.dropped = False
-        """Whether the caller wants nothing more."""
+        """Whether the caller has cancelled."""
         self.seconds = PhaseSeconds()
-        """The engine's time from the call's beginning to its last end."""
-        self.mail: SimpleQueue[Letter] = SimpleQueue()
+        """The engine's time while the call was open."""
+        self.events: SimpleQueue[Event] = SimpleQueue()
         self.readers: list[Callable[[], None]] = []
-        """Who waits for mail now, each with what wakes it."""
-        self.told = False
-        """Whether an error is in the mail that nobody has read."""
+        """The callers that wait for an event, each as a function that wakes it."""
+        self.reported = False
+        """Whether an unread event is an error."""
         self.ends_only, self._tokenizer, self._clock = ends_only, tokenizer, self.seconds
         self._before = self.seconds
         self._drafted: dict[str, list[bool]] = {}
 
     @property
     def requests(self) -> list[Request]:
-        """Those of all prompts."""
+        """The requests of all prompts."""
         return [request for group in self.groups for request in group]
 
     @property
     def unread(self) -> int:
-        """Letters that wait to be read."""
-        return max(0, self.mail.qsize() - (self.open == 0))
+        """Number of unread events."""
+        return max(0, self.events.qsize() - (self.open == 0))
 
-    def put(self, letter: Letter) -> None:
-        """Add to the mail and wake whoever waits for it; never blocks."""
-        self.mail.put(letter)
+    def put(self, event: Event) -> None:
+        """Add an event and wake the readers; never blocks."""
+        self.events.put(event)
         for wake in self.readers.copy():
             wake()
 
-    def read(self, waiting: Callable[[], None]) -> Letter:
-        """The next letter; blocks until there is one.
+    def read(self, waiting: Callable[[], None]) -> Event:
+        """The next event; blocks until there is one.
 
         Args:
             waiting: called before that, if there is none.
         """
-        if not self.mail.empty():
+        if not self.events.empty():
             with suppress(Empty):  # another thread may read too
-                return self.mail.get_nowait()
+                return self.events.get_nowait()
         self.readers.append(_awake)
         try:
             waiting()
-            return self.mail.get()
+            return self.events.get()
         finally:
             self.readers.remove(_awake)
 
-    async def awaited(self, waiting: Callable[[], None]) -> Letter:
-        """The same for an event loop, which goes on meanwhile."""
+    async def awaited(self, waiting: Callable[[], None]) -> Event:
+        """The next event, without blocking the event loop."""
         arrived = asyncio.Event()
         wake = partial(_wake, asyncio.get_running_loop(), weakref.ref(arrived))
         self.readers.append(wake)
@@ -104,34 +104,34 @@ class Call:
             while True:
                 arrived.clear()
                 with suppress(Empty):
-                    return self.mail.get_nowait()
+                    return self.events.get_nowait()
                 waiting()
                 await arrived.wait()
         finally:
             self.readers.remove(wake)
 
-    def opened(self, letter: Letter) -> Progress | None:
-        """What a letter says: progress, or None where there is none.
+    def opened(self, event: Event) -> Progress | None:
+        """Read an event: progress, or None if it has none.
 
         Raises:
             BaseException: what a round raised, or why the requests were refused.
         """
-        if letter is END:
+        if event is END:
             self.put(END)  # for whoever else reads
-        if isinstance(letter, BaseException):
-            self.told = False
+        if isinstance(event, BaseException):
+            self.reported = False
             try:
-                raise letter
+                raise event
             finally:
-                del letter  # an error that holds a frame that holds the error would live on
-        return letter if isinstance(letter, Progress) and not self.dropped else None
+                del event  # an error that holds a frame that holds the error would live on
+        return event if isinstance(event, Progress) and not self.dropped else None
 
     def began(self, engine: Engine) -> None:
-        """The requests are about to be queued."""
+        """Start measuring: the requests are about to be queued."""
         self._clock, self._before = engine.seconds, engine.seconds.copy()
 
     def note(self, item: Progress) -> bool:
-        """Count what a round did; whether the caller is to hear of it."""
+        """Count the progress of a round; return whether the caller wants the event."""
         marks = self._drafted.setdefault(item.request.id, [])
         marks += [place < item.drafted for place in range(len(item.tokens))]
         self.open -= item.finished
@@ -159,11 +159,11 @@ class Call:
 
 
 def _awake() -> None:
-    """A reader that its queue wakes."""
+    """A reader that blocks on its queue needs no waking."""
 
 
 def _wake(loop: asyncio.AbstractEventLoop, reference: weakref.ref[asyncio.Event]) -> None:
-    """Wake a coroutine, which this does not keep alive: one that is dropped unfinished cancels what it asked for."""
+    """Wake a coroutine without keeping it alive: a coroutine that is dropped unfinished cancels its requests."""
     arrived = reference()
     if arrived is not None:
         with suppress(RuntimeError):  # the loop was closed, and its reader with it

@@ -1,4 +1,4 @@
-"""The drafters' part of a round: they propose for the turns that may draft, and learn what became of it."""
+"""The drafters' part of a round: they propose trees and observe the outcome."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.verify.base import Draws, Verdict
 
 
 class Drafting:
-    """Every drafter of an engine; a request's budget says which of them serves it in a round.
+    """All drafters of an engine; the budget of a request says which one serves it in a round.
 
     Args:
         drafters: the first serves requests unless the controller says otherwise.  Each observes every round, so a
@@ -32,7 +32,7 @@ class Drafting:
         self._draws = draws
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """How many of ``most`` reusable target rows a request may adopt: what every drafter can do with."""
+        """How many of ``most`` reusable target rows a request may adopt: the least that any drafter allows."""
         return min(drafter.adopt(key, tokens, most) for drafter in self.drafters)
 
     def pause(self, key: str) -> None:
@@ -46,7 +46,7 @@ class Drafting:
             drafter.close(key)
 
     def propose(self, turns: Sequence[Turn]) -> None:
-        """Give every turn that reaches its anchor a tree: its drafter's where it may draft, else the anchor alone."""
+        """Give every turn that reaches its anchor a tree: its drafter's if it may draft, else only the anchor."""
         for turn in turns:
             if turn.reaches_anchor:
                 turn.tree = root_only(turn.request.inputs[-1])
@@ -62,14 +62,14 @@ class Drafting:
                     turn.tree = tree
 
     def observe(self, turns: Sequence[Turn], batch: TreeBatch, output: TargetOutput) -> None:
-        """Tell every drafter what became of the round."""
+        """Pass the outcome of the round to every drafter."""
         outcome = _Outcome(turns, batch, output)
         for drafter in self.drafters:
             drafter.observe(outcome)
 
 
 class _Outcome:
-    """What became of a round, put together as far as drafters ask; see :class:`outrider.drafters.base.Outcome`."""
+    """The outcome of a round; each part is built when a drafter first reads it."""
 
     def __init__(self, turns: Sequence[Turn], batch: TreeBatch, output: TargetOutput) -> None:
         self._turns, self._batch, self.output = turns, batch, output

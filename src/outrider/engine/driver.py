@@ -1,11 +1,11 @@
-"""One way to drive an engine: callers ask from any thread or event loop, and one thread runs the rounds.
+"""One way to drive an engine: callers submit from any thread or event loop, and one thread runs the rounds.
 
-Only that thread touches the engine.  Everybody else puts what they want into its inbox, and reads what rounds did from
-the mail of their :class:`Call`.  Both are queues that never block whoever writes: a garbage collection may drop a
-stream in the middle of anything, and an event loop never waits for a round.
+Only that thread touches the engine.  Callers put commands into its inbox and read the events of their :class:`Call`.
+Both are queues that never block the writer, so a garbage collection may drop a stream at any point, and an event loop
+never waits for a round.
 
-The thread begins with the first call and sleeps while there is none.  Asleep it holds nothing but the inbox, so that a
-driver nobody refers to is freed at once; then the thread ends.
+The thread starts with the first call and sleeps while none is open.  Asleep it holds only the inbox, so a driver
+without references is freed at once; then the thread ends.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any, Final, TypeVar
 import torch
 
 from outrider.completion import Choice, Completion
-from outrider.engine.call import ADMITTED, END, Call, Letter, Wish
+from outrider.engine.call import ADMITTED, END, Call, Event, RequestSpec
 from outrider.engine.engine import Engine
-from outrider.engine.rounds import Command, Rounds, nothing, run
+from outrider.engine.loop import Command, EngineLoop, nothing, run
 from outrider.engine.turn import Progress
 from outrider.errors import RequestError
 
@@ -35,25 +35,25 @@ _LAST_ROUND: Final = 5.0
 
 
 class Driver:
-    """Runs an engine's rounds for everybody who asks.
+    """Runs an engine's rounds for all callers.
 
     A round that raises leaves every request whole, as :class:`outrider.engine.engine.Engine` promises.  What it raised
     goes to every caller that waits for a result then; if none does, no round is run until one waits and is told.
 
     Args:
-        engine: nobody else may run its rounds while calls are open here.
+        engine: no other driver may run its rounds while calls are open here.
         threaded: whether rounds are run by a thread of the driver's own.  Without one, whoever waits runs them, and
             only one thread may use the driver: the same calls then always make the same rounds.
     """
 
     def __init__(self, engine: Engine, *, threaded: bool = True) -> None:
-        self._rounds, self._threaded, self._closing = Rounds(engine), threaded, False
+        self._loop, self._threaded, self._closing = EngineLoop(engine), threaded, False
         self._tokenizer, self._maker = engine.tokenizer, threading.get_ident()
         self._gate = threading.Lock()
-        """Guards the beginning and the end of the thread; never held during a round."""
+        """Guards starting and stopping the thread; never held during a round."""
         self._thread: threading.Thread | None = None
         # The thread wakes when its rounds are gone, and ends.
-        weakref.finalize(self._rounds, self._rounds.inbox.put, nothing).atexit = False
+        weakref.finalize(self._loop, self._loop.inbox.put, nothing).atexit = False
         _ALIVE.add(self)
 
     @property
@@ -63,18 +63,18 @@ class Driver:
         Raises:
             RequestError: the driver was closed.
         """
-        engine = self._rounds.engine
+        engine = self._loop.engine
         if engine is None or self._closing:
             raise RequestError("this LLM is closed; make a new one")
         return engine
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more can be asked."""
+        """Whether the driver is closed."""
         return self._closing
 
-    def post(self, wishes: Iterable[Wish], *, ends_only: bool = False) -> Call:
-        """Ask for completions without waiting; all of them begin before the next round, or none.
+    def post(self, wishes: Iterable[RequestSpec], *, ends_only: bool = False) -> Call:
+        """Queue completions without waiting; all of them start before the next round, or none.
 
         Args:
             wishes: prompts and their parameters; each gets as many requests as its ``n``.
@@ -88,11 +88,11 @@ class Driver:
         """
         self._refuse_the_runner()
         call = Call(wishes, self._tokenizer, ends_only=ends_only)
-        self._send(partial(Rounds.admit, call=call))
+        self._send(partial(EngineLoop.admit, call=call))
         return call
 
-    def submit(self, wishes: Iterable[Wish], *, ends_only: bool = False) -> Call:
-        """Ask for completions and wait until they are queued; see :meth:`post` for arguments.
+    def submit(self, wishes: Iterable[RequestSpec], *, ends_only: bool = False) -> Call:
+        """Queue completions and wait until they are queued; arguments are those of :meth:`post`.
 
         Raises:
             RequestError: a prompt cannot be served; nothing of the call is queued then.
@@ -107,36 +107,36 @@ class Driver:
         return call
 
     def wait(self, call: Call) -> Progress | None:
-        """The next thing that happened to a call's requests, or None when there will be none.
+        """The next progress of a call, or None at its end.
 
         Raises:
             BaseException: what a round raised meanwhile; a call that asks for more than ends goes on.
         """
         self._refuse_the_runner()
-        letter: Letter = ADMITTED
-        while letter is ADMITTED and not call.dropped:
-            letter = self._letter(call)
-        return call.opened(letter)
+        event: Event = ADMITTED
+        while event is ADMITTED and not call.dropped:
+            event = self._letter(call)
+        return call.opened(event)
 
     async def awaited(self, call: Call) -> Progress | None:
-        """The same for an event loop, which goes on meanwhile."""
+        """Like :meth:`wait`, without blocking the event loop."""
         self._refuse_the_runner()
-        letter: Letter = ADMITTED
-        while letter is ADMITTED and not call.dropped:
-            letter = await call.awaited(self._ask_for_fault)
-        return call.opened(letter)
+        event: Event = ADMITTED
+        while event is ADMITTED and not call.dropped:
+            event = await call.awaited(self._ask_for_error)
+        return call.opened(event)
 
     def cancel(self, call: Call) -> None:
-        """End what is open of a call before the next round, from any thread at any point; never waits."""
+        """Cancel the open requests of a call before the next round, from any thread at any time; never waits."""
         call.dropped = True
         call.put(END)
         if call.open:
-            self._rounds.inbox.put(partial(Rounds.drop, call=call))
-            if not self._threaded and self._rounds.runner is None:
-                self._rounds.settle()
+            self._loop.inbox.put(partial(EngineLoop.drop, call=call))
+            if not self._threaded and self._loop.runner is None:
+                self._loop.settle()
 
     def between_rounds(self, work: Callable[[Engine], _Result]) -> _Result:
-        """Do something to the engine while no round runs, after all that was asked for before.
+        """Run a function on the engine between two rounds, after all earlier commands.
 
         Raises:
             RequestError: the driver was closed, or a logits processor or drafter of its own asks.
@@ -151,7 +151,7 @@ class Driver:
         return found
 
     def step(self) -> list[Progress]:
-        """Run one round here and now, whoever's requests are in it.
+        """Run one round in the calling thread, for the requests of all calls.
 
         Returns:
             What it did.
@@ -163,14 +163,14 @@ class Driver:
         if self._threaded:
             raise RequestError("this driver runs its rounds in a thread of its own; make one with threaded=False")
         self._refuse_the_runner()
-        progress = self._rounds.turn()
-        self._rounds.settle()
-        fault, self._rounds.fault = self._rounds.fault, None
+        progress = self._loop.turn()
+        self._loop.settle()
+        fault, self._loop.error = self._loop.error, None
         if fault is not None:
             raise fault
         return progress
 
-    def complete(self, wishes: Iterable[Wish], advance: Callable[[], None] = lambda: None) -> list[Completion]:
+    def complete(self, wishes: Iterable[RequestSpec], advance: Callable[[], None] = lambda: None) -> list[Completion]:
         """Complete prompts and wait for all of them; see :meth:`submit` and :meth:`wait` for errors.
 
         Args:
@@ -185,8 +185,8 @@ class Driver:
             self.cancel(call)
         return call.completions()
 
-    async def acomplete(self, wishes: Iterable[Wish]) -> list[Completion]:
-        """The same for an event loop; cancelling the coroutine cancels the requests."""
+    async def acomplete(self, wishes: Iterable[RequestSpec]) -> list[Completion]:
+        """Like :meth:`complete`, without blocking the event loop; cancelling the coroutine cancels the requests."""
         call = self.post(wishes, ends_only=True)
         try:
             while await self.awaited(call) is not None:
@@ -196,9 +196,9 @@ class Driver:
         return call.completions()
 
     def completed(
-        self, wishes: Iterable[tuple[_Name, Wish]], most: int
+        self, wishes: Iterable[tuple[_Name, RequestSpec]], most: int
     ) -> Generator[tuple[_Name, Choice | RequestError], None, None]:
-        """Complete prompts, and begin the next whenever one ends, so that every pass of the target is full.
+        """Complete many prompts, ``most`` at a time; the next one starts when one ends, so every pass is full.
 
         Args:
             wishes: drawn one by one as there is room, each with the caller's own name for it.
@@ -231,11 +231,11 @@ class Driver:
                 self.cancel(call)
 
     def close(self) -> None:
-        """End every open call as cancelled, let go of the engine and end the thread; waits for the round that runs."""
+        """Cancel all open calls, release the engine and end the thread; waits for the current round."""
         self._refuse_the_runner()
         thread = self._stop()
         if thread is None or not thread.is_alive():
-            self._rounds.settle()
+            self._loop.settle()
         else:
             thread.join()
 
@@ -246,55 +246,55 @@ class Driver:
         self.close()
 
     def _refuse_the_runner(self) -> None:
-        if self._rounds.runner == threading.get_ident():
+        if self._loop.runner == threading.get_ident():
             raise RequestError("a logits processor or drafter called the LLM that runs it; give it another LLM to call")
 
     def _send(self, command: Command) -> None:
         with self._gate:
             self.engine  # noqa: B018 - raises where it was closed
             if self._maker == threading.get_ident():
-                self._rounds.torch_threads = torch.get_num_threads()
-            self._rounds.inbox.put(command)
+                self._loop.torch_threads = torch.get_num_threads()
+            self._loop.inbox.put(command)
             if self._threaded and (self._thread is None or not self._thread.is_alive()):
-                work = partial(run, weakref.ref(self._rounds), self._rounds.inbox)
+                work = partial(run, weakref.ref(self._loop), self._loop.inbox)
                 self._thread = threading.Thread(target=work, name="outrider-engine", daemon=True)
                 self._thread.start()
         if not self._threaded:
-            self._rounds.settle()
+            self._loop.settle()
 
     def _stop(self) -> threading.Thread | None:
         with self._gate:
             self._closing = True
-            self._rounds.inbox.put(Rounds.end)
+            self._loop.inbox.put(EngineLoop.end)
             return self._thread
 
-    def _letter(self, call: Call) -> Letter:
-        while not self._threaded and call.mail.empty():
+    def _letter(self, call: Call) -> Event:
+        while not self._threaded and call.events.empty():
             self.step()
-        return call.read(self._ask_for_fault)
+        return call.read(self._ask_for_error)
 
-    def _ask_for_fault(self) -> None:
-        """Once somebody waits, have them told what the last round raised."""
-        if self._rounds.fault is not None:
-            self._rounds.inbox.put(nothing)
+    def _ask_for_error(self) -> None:
+        """Have the error of the last round reported, now that a caller waits."""
+        if self._loop.error is not None:
+            self._loop.inbox.put(nothing)
 
 
 _ALIVE: Final[weakref.WeakSet[Driver]] = weakref.WeakSet()
 
 
 def _answer(
-    work: Callable[[Engine], Any], reply: SimpleQueue[tuple[Any, BaseException | None]], rounds: Rounds
+    work: Callable[[Engine], Any], reply: SimpleQueue[tuple[Any, BaseException | None]], loop: EngineLoop
 ) -> None:
     try:
-        assert rounds.engine is not None
-        reply.put((work(rounds.engine), None))
+        assert loop.engine is not None
+        reply.put((work(loop.engine), None))
     except BaseException as error:  # noqa: BLE001 - the caller is told
         reply.put((None, error))
 
 
 @atexit.register
 def _stop_all() -> None:
-    """Let no thread be inside a kernel when the interpreter goes."""
+    """Stop all drivers, so that no thread is inside a kernel when the interpreter exits."""
     for thread in [driver._stop() for driver in list(_ALIVE)]:
         if thread is not None:
             thread.join(_LAST_ROUND)

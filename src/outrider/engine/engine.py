@@ -6,6 +6,8 @@ Plain decoding is the drafter that proposes nothing, and a prompt is a run of fo
 from __future__ import annotations
 
 import logging
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -22,6 +24,7 @@ from outrider.engine.request import Request, TokenLogprob
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.stopping import FinishReason
 from outrider.engine.turn import Progress, Turn
+from outrider.errors import RequestError
 from outrider.kv.pool import KVPool
 from outrider.kv.state import Kept
 from outrider.metrics import Clock, PhaseSeconds, RoundStats, RowKinds
@@ -76,6 +79,8 @@ class Engine:
         self.scheduler = Scheduler(self.cache, config, controller.most_nodes, self.drafting)
         self.clock, self.seconds = Clock(), PhaseSeconds()
         self._own_threads = target.own_threads
+        self._driver: weakref.ref[object] | None = None
+        self._claims = threading.Lock()
         self._cancelled: list[Request] = []
         self._submitted = 0
 
@@ -83,6 +88,22 @@ class Engine:
         """What it serves, and how many requests are open."""
         running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         return f"Engine({type(self.target).__name__}, running={running}, waiting={waiting})"
+
+    def claim(self, driver: object) -> None:
+        """Reserve the engine for one driver, as long as it has open calls.
+
+        Raises:
+            RequestError: another driver has open calls.
+        """
+        with self._claims:
+            owner = self._driver and self._driver()
+            if owner is not None and owner is not driver:
+                raise RequestError("another driver runs this engine; end its calls first, or use that one")
+            self._driver = weakref.ref(driver)
+
+    def unclaim(self) -> None:
+        """Let any driver have the engine."""
+        self._driver = None
 
     def step(self) -> list[Progress]:
         """Run one round for every request that has room in it.

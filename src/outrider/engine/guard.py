@@ -1,4 +1,4 @@
-"""Keeps a drafter's faults from reaching the output: one that raises or breaks its bounds is switched off."""
+"""Isolates faulty drafters: one that raises or exceeds its bounds is switched off for the request."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from outrider.tree import Candidate, TokenTree, root_only
 
 _log = logging.getLogger(__name__)
 _ROUNDING: Final = 1e-6
-"""Most that a law's probabilities may add up to beside 1."""
+"""Largest deviation from 1 that the sum of a distribution may have."""
 
 
 class GuardedDrafter:
-    """A drafter whose failures end drafting for the requests that met them, with a logged reason, and nothing else.
+    """A drafter whose failures end drafting for the affected requests, with a logged reason, and change nothing else.
 
     A failure in ``propose`` or ``pause`` is traced to its request; one in ``observe`` ends drafting for the whole
     round's.
@@ -33,7 +33,7 @@ class GuardedDrafter:
         self._off: set[str] = set()
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """How many of the rows that can be taken over may be; a drafter that fails has no say."""
+        """How many reusable rows to adopt; all of them if the drafter fails."""
         try:
             return min(most, max(0, self._drafter.adopt(key, tokens, most)))
         except Exception as error:  # noqa: BLE001 - whatever a drafter does, its requests go on plain
@@ -41,7 +41,7 @@ class GuardedDrafter:
             return most
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
-        """A tree for every sequence: the drafter's where it may draft, else the anchor alone."""
+        """A tree for every sequence: the drafter's, or only the anchor where drafting has ended."""
         if not self._off:
             return self._propose(context)
         trees = [root_only(sequence.tokens[-1]) for sequence in context.sequences]
@@ -53,7 +53,7 @@ class GuardedDrafter:
         return trees
 
     def observe(self, outcome: Outcome) -> None:
-        """Tell the drafter what became of a round."""
+        """Pass the outcome of a round to the drafter."""
         try:
             self._drafter.observe(outcome)
         except Exception as error:  # noqa: BLE001 - whatever a drafter does, its requests go on plain
@@ -98,12 +98,12 @@ class GuardedDrafter:
             if not self.needs.merged and any(candidate.source for candidate in tree.candidates):
                 raise ValueError("the tree holds draws of several drafters, which its drafter did not announce")
             if not all(type(token) is int and 0 <= token < self._vocabulary for token in tree.tokens):
-                raise ValueError("the tree holds a token the target does not have, or one that is no int")
+                raise ValueError("the tree holds a token the target does not have, or a non-integer token")
             if context.causal:
                 self._check_laws(tree)
 
     def _check_laws(self, tree: TokenTree) -> None:
-        """Ratio rules weigh a draft by the law it says it was drawn from: a wrong one would bias the text."""
+        """Check the distributions of a tree: a ratio rule trusts them, and a wrong one would bias the text."""
         sound: dict[int, str] = {}
         for candidate in tree.candidates:
             if candidate.q is None:
@@ -116,7 +116,7 @@ class GuardedDrafter:
                 raise ValueError(f"the law of a draft {fault}")
 
     def _fault_of(self, q: object) -> str:
-        """What is wrong with a law; empty where it is one."""
+        """What is wrong with a distribution; empty if nothing is."""
         if not isinstance(q, np.ndarray) or q.dtype != np.float64:
             return "is no NumPy array of float64"
         if q.shape != (self._vocabulary,):
@@ -126,7 +126,9 @@ class GuardedDrafter:
         return ""
 
     def _switch_off(self, key: str, error: Exception) -> None:
-        _log.warning("drafting ended for request %s, which goes on plain: %s: %s", key, type(error).__name__, error)
+        _log.warning(
+            "drafting ended for request %s, which continues without drafts: %s: %s", key, type(error).__name__, error
+        )
         self._off.add(key)
         self._let_go(key)
 
@@ -138,7 +140,7 @@ class GuardedDrafter:
 
 
 def _fault_of_draw(candidate: Candidate, token: int) -> str:
-    """What is wrong with a token that is said to be drawn from a law; empty where it can be."""
+    """Why a token cannot have been drawn from its distribution; empty if it can."""
     assert candidate.q is not None
     if token in candidate.removed:
         return "leaves out the draft itself"

@@ -1,4 +1,4 @@
-"""How a drafter's logits become proposals: the one place where a drafter's distribution meets the dice."""
+"""Turns drafter logits into proposals: the one place where a drafter's distribution meets the dice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outrider.verify.base import Draws, KeyedDice
 
 
 class DrawingPicker:
-    """Draws proposals for the requests of one round, as the acceptance rule wants them.
+    """Draws proposals for the requests of one round in the form that the acceptance rule needs.
 
     Args:
         turns: by request id.
@@ -32,7 +32,7 @@ class DrawingPicker:
     def pick(
         self, logits: torch.Tensor, frontiers: Sequence[Frontier], source: int
     ) -> list[list[list[Proposal]] | Exception]:
-        """Proposals for each frontier, drawn by its own request's dice."""
+        """Proposals for each frontier, drawn with the dice of its request."""
         known = self._perturbed(logits, frontiers) if self._draws is Draws.PERTURBED else [None] * len(frontiers)
         found: list[list[list[Proposal]] | Exception] = []
         for one, picked in zip(frontiers, known, strict=True):
@@ -43,7 +43,7 @@ class DrawingPicker:
         return found
 
     def _alone(self, logits: torch.Tensor, one: Frontier, source: int) -> list[list[Proposal]]:
-        """Proposals for the nodes of one request, whose rows these are."""
+        """Proposals for the nodes of one request."""
         turn = self._turns[one.key]
         ended = [turn.endings.reached(path) for path in one.paths]
         if not any(ended):
@@ -57,7 +57,7 @@ class DrawingPicker:
         return picked
 
     def _perturbed(self, logits: torch.Tensor, frontiers: Sequence[Frontier]) -> list[list[list[Proposal]] | None]:
-        """What can be asked for all requests together; None for the others."""
+        """Proposals of all requests that can be asked together; None for the others."""
         turns = [self._turns[one.key] for one in frontiers]
         ended = [any(map(turn.endings.reached, one.paths)) for turn, one in zip(turns, frontiers, strict=True)]
         asked = [
@@ -83,7 +83,7 @@ class DrawingPicker:
         width: int,
         source: int,
     ) -> list[list[Proposal]]:
-        """Proposals per row, none of which lies behind an end.
+        """Proposals per row; no row lies after an end.
 
         Raises:
             RequestError: the request's parameters refuse a row's history.
@@ -130,7 +130,7 @@ def _without_replacement(
 
 
 def _greatest(scores: torch.Tensor, count: int) -> list[int]:
-    """Places of the ``count`` greatest scores, greatest first."""
+    """Indices of the ``count`` greatest scores, greatest first."""
     return torch.topk(scores, count).indices.tolist()
 
 

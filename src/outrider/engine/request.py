@@ -1,4 +1,4 @@
-"""One completion on its way: what the scheduler knows of it, and what the user gets in the end."""
+"""The state of one request: what the scheduler needs, and what the user gets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.sampling.sampler import RequestSampler
 
 
 class Status(enum.Enum):
-    """Where a request stands."""
+    """The state of a request in the scheduler."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -23,7 +23,7 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """How likely the model held one token, before any sampling parameter."""
+    """The log-probability of one token under the model, before any sampling parameter."""
 
     token_id: int
     logprob: float
@@ -31,7 +31,7 @@ class TokenLogprob:
     """The most probable (token id, logprob), best first; the chosen token need not be among them."""
 
     def __repr__(self) -> str:
-        """The same, with as many digits as a person reads."""
+        """A representation with four digits."""
         top = "".join(f"({token}, {value:.4g}), " for token, value in self.top)
         return f"TokenLogprob(token_id={self.token_id}, logprob={self.logprob:.4g}, top=({top.rstrip()}))"
 
@@ -55,15 +55,15 @@ class Request:
     sampler: RequestSampler
     stopper: Stopper
     computed: int = 0
-    """Rows of the target's cache that are right."""
+    """Valid rows of the target's cache."""
     cached_tokens: int | None = None
-    """Prompt tokens whose rows another request had computed; None until it was first let in."""
+    """Prompt tokens found in the prefix cache; None until the request is first admitted."""
     awaited: tuple[Request, int] | None = None
-    """A running request, and how many of its rows this one waits to take over."""
+    """A running request, and how many of its rows this one waits to reuse."""
     refused_at: int = -1
-    """Free rows of the cache when it last had no room for this request."""
+    """Free rows of the cache when this request was last not admitted."""
     round_number: int = 0
-    """Rounds begun; names the dice of ratio rules, so it never goes back."""
+    """Rounds begun.  It keys the dice of ratio rules, so it never decreases."""
     status: Status = Status.WAITING
     encoder_inputs: Sequence[int] | None = None
     """Token ids that an encoder reads before ``inputs`` are decoded; None for a model without one."""
@@ -79,7 +79,7 @@ class Request:
 
     @property
     def wanted(self) -> int:
-        """Rows the cache should hold; computed catches up with wanted is the scheduler's only rule."""
+        """Rows the cache should hold; the scheduler lets ``computed`` catch up with it."""
         return len(self.inputs)
 
     @property
@@ -89,7 +89,7 @@ class Request:
 
     @property
     def reusable(self) -> int:
-        """Most rows that may be taken over instead of computed.
+        """Most rows that may be reused instead of computed.
 
         The last two are computed always, so that the first token comes from a prompt's pass as it does without; and so
         is every row that a log-probability of the prompt still waits for.
@@ -100,7 +100,7 @@ class Request:
 
     @property
     def salt(self) -> str | None:
-        """What its rows depend on beside the token ids before them: only requests of one salt take over each other's.
+        """What rows depend on besides token ids: only requests with the same salt reuse each other's rows.
 
         None is a request that says nothing of it.
         """

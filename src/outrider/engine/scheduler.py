@@ -1,4 +1,4 @@
-"""Who takes part in the next pass, with how many rows; the only writer of :class:`Request`.
+"""Decides which requests take part in the next pass, and with how many rows; the only writer of :class:`Request`.
 
 There is no prefill phase and no decode phase: every request has rows computed and rows wanted, and each pass lets the
 first catch up with the second.  A request one row short is decoding, and may put drafts behind that row.
@@ -22,19 +22,19 @@ from outrider.kv.pool import PagedCache
 
 
 class Follower(Protocol):
-    """What the scheduler asks of a drafter, see :class:`outrider.drafters.base.Drafter`."""
+    """The part of :class:`outrider.drafters.base.Drafter` that the scheduler calls."""
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
         """How many of ``most`` reusable target rows a request may adopt."""
         ...
 
     def pause(self, key: str) -> None:
-        """The request is preempted and has to wait."""
+        """Give back the pages of a preempted request."""
         ...
 
 
 class Scheduler:
-    """Admits, budgets, preempts and commits.
+    """Admits, preempts and commits requests.
 
     Args:
         cache: the target's pages.
@@ -46,21 +46,21 @@ class Scheduler:
     def __init__(self, cache: PagedCache, config: SchedulerConfig, most_nodes: int, drafter: Follower) -> None:
         self._cache, self._config, self._most_nodes, self._drafter = cache, config, most_nodes, drafter
         self._preempted = False
-        """Whether the pass being scheduled took a request's pages; nobody is let in then."""
+        """Whether this pass preempted a request; then it admits none."""
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.outbox: list[Progress] = []
-        """What happened to requests and was not handed out yet."""
+        """Progress that was not handed out yet."""
         self.draft_rows = 0
         """Rows of the scheduled pass that drafts may take, all requests together."""
 
     @property
     def idle(self) -> bool:
-        """Whether no request is left, and nothing that happened is still to be handed out."""
+        """Whether no request is open and all progress was handed out."""
         return not (self.waiting or self.running or self.outbox)
 
     def hand_out(self) -> list[Progress]:
-        """What happened since the last call."""
+        """Progress since the last call."""
         outbox, self.outbox = self.outbox, []
         return outbox
 
@@ -71,7 +71,7 @@ class Scheduler:
             self._cache.salts[request.id] = request.salt
 
     def schedule(self) -> list[Turn]:
-        """Decide who takes part in the next pass: decoding requests first, then prompts, then waiting requests.
+        """Choose the turns of the next pass: decoding requests first, then prompts, then waiting requests.
 
         Every turn has its pages, those for drafts left out; see :meth:`reserve`.
         """
@@ -94,7 +94,7 @@ class Scheduler:
         return turns
 
     def _admit(self, turns: list[Turn], rows: int) -> None:
-        """Let waiting requests in, in order, while the pass has rows and the cache has pages for them."""
+        """Admit waiting requests in order, while the pass has rows and the cache has pages for them."""
         place = 0
         while rows and place < len(self.waiting) and len(self.running) < self._config.max_running:
             request = self.waiting[place]
@@ -112,17 +112,17 @@ class Scheduler:
             rows -= turn.least_rows
 
     def reserve(self, turns: Sequence[Turn]) -> None:
-        """Find pages for the turns' budgets; a budget without pages is cut, and nobody is preempted for drafts."""
+        """Reserve pages for the turns' budgets.  Too large a budget is cut; no request is preempted for drafts."""
         for turn in turns:
             if turn.budget.nodes > 1:
                 request = turn.request
-                room = self._cache.most_rows(request.id, 0) - request.computed
+                room = min(turn.most_nodes, self._cache.most_rows(request.id, 0) - request.computed)
                 if room < turn.budget.nodes:
                     turn.budget = turn.budget._replace(nodes=room)
                 self._cache.extend(request.id, request.computed + turn.budget.nodes)
 
     def _let_in(self, request: Request) -> bool:
-        """Start a request with the rows others have computed; False while there is no room for the rest of them."""
+        """Admit a request with the rows it can reuse; False while there are no pages for the rest."""
         free = self._cache.free_rows
         known = self._cache.known_rows(request.inputs, request.reusable, request.salt)
         known = self._drafter.adopt(request.id, request.inputs, known)
@@ -139,7 +139,7 @@ class Scheduler:
         return True
 
     def _awaits_rows(self, request: Request) -> bool:
-        """Whether a running request is about to compute rows that this one can take over then."""
+        """Whether a running request is about to compute rows that this one can then reuse."""
         if request.awaited is None and self._cache.shares:
             request.awaited = self._leader(request)
         if request.awaited is not None:
@@ -150,7 +150,7 @@ class Scheduler:
         return False
 
     def _leader(self, request: Request) -> tuple[Request, int] | None:
-        """The running prompt that has most of a request's text before it, and how many rows that is."""
+        """The running prompt with the longest common prefix, and the rows of that prefix; None if none helps."""
         most, page_size = request.reusable, self._cache.page_size
         found = [
             (leader, common_rows(leader.inputs, request.inputs, most, page_size))
@@ -161,7 +161,7 @@ class Scheduler:
         return best if best and best[1] > self._cache.known_rows(request.inputs, most, request.salt) else None
 
     def _spare_rows(self) -> int:
-        """Rows of a pass that drafts may take: never one that lets another request go on.
+        """Rows of a pass that drafts may take; never one that another request needs to continue.
 
         One row for every running request and a prompt's chunk for those that wait come first.
         """
@@ -179,7 +179,7 @@ class Scheduler:
         return Turn(request, chunk - (chunk == pending), int(chunk == pending))
 
     def _join(self, turns: list[Turn], request: Request, turn: Turn) -> bool:
-        """Add a turn with its pages, preempting the newest requests where need be; False where it must wait itself."""
+        """Add a turn with its pages, preempting the newest requests if necessary; False if it must wait itself."""
         if request.status is not Status.RUNNING:
             return False
         rows = request.computed + turn.least_rows
@@ -196,7 +196,7 @@ class Scheduler:
         return True
 
     def preempt(self, request: Request) -> None:
-        """Take a request's pages; it is computed again later, and keeps its tokens, round and dice."""
+        """Preempt a request: it gives its pages back, keeps its tokens, and is computed again later."""
         self.running.remove(request)
         self._cache.release(request.id)
         request.computed, request.status = 0, Status.WAITING
@@ -204,7 +204,7 @@ class Scheduler:
         self._drafter.pause(request.id)
 
     def commit(self, turn: Turn) -> None:
-        """Take what a round made of a turn into its request, all or none: what can fail comes first."""
+        """Write a turn into its request, wholly or not at all: whatever can fail comes first."""
         request, verdict, taken = turn.request, turn.verdict, turn.taken
         if verdict is not None:
             request.sampler.commit(verdict.tokens)
@@ -227,7 +227,7 @@ class Scheduler:
         self.outbox.append(Progress(request, verdict.tokens, len(verdict.path), taken.text, ended))
 
     def settle(self, request: Request) -> None:
-        """After a commit: offer a running request's full pages to others, give back those of one that has ended."""
+        """After a commit: share the full pages of a running request, or give back those of one that has ended."""
         # Rows of a request whose logits were no numbers may hold none either, and are not handed on.
         sound = request.finish_reason is not FinishReason.ERROR
         if sound and self._cache.holds(request.id):
@@ -249,14 +249,14 @@ class Scheduler:
 
 
 def _sentence(error: Exception | None) -> str:
-    """What a user is told; an error that nobody raised on purpose is named by its type too."""
+    """The message for the user; an unexpected error is named with its type."""
     if isinstance(error, OutriderError):
         return str(error)
     return f"the round failed with {type(error).__name__}: {error}; the request was ended"
 
 
 def common_rows(one: Sequence[int], other: Sequence[int], most: int, page_size: int) -> int:
-    """Rows of the whole pages with which two texts begin alike, ``most`` at most."""
+    """Rows of the common prefix of two texts, in whole pages, ``most`` at most."""
     rows, most = 0, min(most, len(one))
     while rows + page_size <= most and one[rows : rows + page_size] == other[rows : rows + page_size]:
         rows += page_size

@@ -1,4 +1,4 @@
-"""Where an output ends, decided token by token before anything is committed.
+"""Finds the end of an output, token by token, before anything is committed.
 
 An end may fall anywhere inside an accepted path; text, token ids, logprobs and usage all stop at the same token.
 """
@@ -30,24 +30,24 @@ class TokenStream(Protocol):
         ...
 
     def fork(self) -> TokenStream:
-        """Another stream that goes on from here."""
+        """A copy that continues from here."""
         ...
 
 
 @dataclass(frozen=True)
 class Taken:
-    """How much of a round's tokens the output takes."""
+    """The part of a round's tokens that belongs to the output."""
 
     count: int
     text: str
-    """What may be shown now: a possible beginning of a stop string is held back."""
+    """Text to show now; a possible beginning of a stop string is held back."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The stop string or stop token id that ended the output."""
 
 
 class Stopper:
-    """Watches one request's output for its end; what it has seen never changes, each round brings the next stopper.
+    """Detects the end of one request's output.  It is immutable: each round returns the next stopper.
 
     Args:
         params: the request's parameters.
@@ -64,7 +64,7 @@ class Stopper:
         self._window = max((len(stop) for stop in params.stop), default=1) - 1
         self._tail, self._held, self._count = "", "", 0
         self.reads_text = bool(params.stop)
-        """Whether the text may end the output, and not tokens and their count alone."""
+        """Whether stop strings may end the output, not only tokens and their number."""
 
     def take(self, tokens: Sequence[int], *, failed: bool = False) -> tuple[Taken, Stopper]:
         """Accept tokens up to the output's end.
@@ -116,7 +116,7 @@ class Stopper:
         return Taken(count, "".join(shown), reason, stop)
 
     def _completed_stop(self, delta: str) -> tuple[int, str] | None:
-        """The stop string that completes first within the new text, and where the held text is to be cut."""
+        """The stop string that completes first in the new text, and where to cut the held text."""
         if not delta:
             return None
         text = self._tail + delta
@@ -135,7 +135,7 @@ class Stopper:
         return len(self._held) + start - fresh, stop
 
     def _release(self, delta: str) -> str:
-        """Text that no stop string can still reach back into."""
+        """Text that cannot be part of a stop string any more."""
         text = self._held + delta
         keep = next((n for n in range(min(self._window, len(text)), 0, -1) if self._may_begin(text[-n:])), 0)
         self._held = text[len(text) - keep :]
@@ -146,7 +146,7 @@ class Stopper:
 
 
 class Endings:
-    """Tells on which drafted paths the output has ended: no text goes on behind an end, so nothing there is asked.
+    """Knows on which draft paths the output has ended; rows after an end are never computed.
 
     Args:
         stopper: the request's, before the round.

@@ -1,4 +1,4 @@
-"""One request's part in one round: written left to right, each field by the one stage that its line names."""
+"""One request's part in one round.  The stages of the round write it from left to right."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from outrider.verify.base import Verdict
 
 
 class Budget(NamedTuple):
-    """What one request may draft in one round."""
+    """How much one request may draft in one round."""
 
     nodes: int
     """Most nodes of its tree, anchor included; 1 is plain decoding."""
     drafter: int = 0
-    """Which of the engine's drafters serves it; another one may in the next round."""
+    """Index of the drafter that serves it; it may change from round to round."""
     price: RowPrice | None = None
-    """What a draft must promise; None leaves it to the drafter."""
+    """What a draft must promise; None uses the drafter's own price."""
 
 
 PLAIN: Final = Budget(1)
@@ -33,16 +33,16 @@ class Turn:
     """One request's part in one round."""
 
     request: Request
-    """Scheduler."""
+    """Written by the scheduler."""
     forced: int
     """Scheduler: committed tokens to compute before the anchor."""
     most_nodes: int
     """Scheduler: most tree nodes that the request can use, anchor included; 0 where the pass does not reach the
     anchor, so that no token comes of it."""
     budget: Budget = PLAIN
-    """Controller, then cut by the scheduler to the pages there are."""
+    """Controller; the scheduler cuts it to the free pages."""
     tree: TokenTree | None = None
-    """Drafter, then the controller's pruning; None where the pass does not reach the anchor."""
+    """Drafter, pruned by the controller; None where the pass does not reach the anchor."""
     verdict: Verdict | None = None
     """Rule, cut to what the output takes."""
     taken: Taken | None = None
@@ -50,16 +50,16 @@ class Turn:
     stopper: Stopper | None = None
     """Stopping: watches what follows."""
     logprobs: Sequence[TokenLogprob] = ()
-    """Of the emitted tokens, where they were asked for."""
+    """Log-probabilities of the emitted tokens, if requested."""
     prompt_logprobs: Sequence[TokenLogprob] = ()
-    """Of the prompt's tokens that this pass's forced rows predict, where they were asked for."""
+    """Log-probabilities of the prompt tokens that the forced rows predict, if requested."""
     error: Exception | None = None
-    """Why the request cannot go on after this round."""
+    """Why the request cannot continue after this round."""
     endings: Endings = field(init=False)
-    """On which drafted paths the output has ended."""
+    """Draft paths on which the output has ended."""
 
     def __post_init__(self) -> None:
-        """Watch the request's output as it stood before the round."""
+        """Start from the state of the output before the round."""
         self.endings = Endings(self.request.stopper)
 
     @property
@@ -74,18 +74,18 @@ class Turn:
 
     @property
     def decodes(self) -> bool:
-        """Whether this pass computes nothing of the prompt."""
+        """Whether the turn computes no prompt rows."""
         return self.forced == 0
 
     @property
     def ended_well(self) -> bool:
-        """Whether the output has come to an end that is no error; known once the rule has judged."""
+        """Whether the output ended without an error; valid once the verdict is known."""
         reason = None if self.taken is None else self.taken.finish_reason
         return reason not in (None, FinishReason.ERROR)
 
     @property
     def rows(self) -> SequenceRows:
-        """What goes into the pass."""
+        """The rows for the pass."""
         request, start = self.request, self.request.computed
         return SequenceRows(
             key=request.id,
@@ -97,7 +97,7 @@ class Turn:
 
     @cached_property
     def kept(self) -> Sequence[int]:
-        """Rows of the pass that stay, counted from the request's first; known once the verdict is."""
+        """Rows of the pass to keep, counted from the request's first; valid once the verdict is known."""
         if self.verdict is None:
             return range(self.forced)
         if not self.verdict.path:
@@ -112,7 +112,7 @@ class Progress:
     request: Request
     tokens: tuple[int, ...] = ()
     drafted: int = 0
-    """How many of the tokens were accepted drafts; they come first."""
+    """Number of accepted drafts; they come first among the tokens."""
     text: str = ""
     finished: bool = False
-    """Whether the request ended with this round; it may have ended since when a later reader asks the request."""
+    """Whether the request ended in this round.  The request itself may have ended since."""

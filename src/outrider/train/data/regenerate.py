@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from outrider.completion import Choice
-from outrider.engine.call import Wish
+from outrider.engine.call import RequestSpec
 from outrider.engine.driver import Driver
 from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError, cause
@@ -123,7 +123,7 @@ def answers(
     tokenizer = llm.tokenizer
     too_long: list[TrainingPrompt] = []
 
-    def fitting() -> Iterator[tuple[tuple[TrainingPrompt, list[int]], Wish]]:
+    def fitting() -> Iterator[tuple[tuple[TrainingPrompt, list[int]], RequestSpec]]:
         for prompt in prompts:
             tokens = prompt.encode(tokenizer)
             if len(tokens) > config.longest_prompt:

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from outrider.engine.call import Wish
+from outrider.engine.call import RequestSpec
 from outrider.engine.driver import Driver
 from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError, ModelError, RequestError
@@ -256,7 +256,7 @@ class _Sampler:
         self._fit += 1
         return choice.text.strip()
 
-    def _jobs(self) -> Iterator[tuple[tuple[Kind, int], Wish]]:
+    def _jobs(self) -> Iterator[tuple[tuple[Kind, int], RequestSpec]]:
         """Turns to be decoded: the next of the part that has the fewest under way for those it still wants."""
         config, turn = self._config, self._turn
         assert turn is not None

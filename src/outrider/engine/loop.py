@@ -1,6 +1,6 @@
-"""What runs an engine's rounds and tells every call what became of it: the part of a driver that touches the engine.
+"""The engine loop: runs rounds and reports to every call.  It is the only part of a driver that touches the engine.
 
-One thread does all of this.  Others put commands into the inbox, which never blocks whoever writes to it.
+One thread runs it.  Other threads put commands into its inbox, which never blocks the writer.
 """
 
 from __future__ import annotations
@@ -13,47 +13,48 @@ from queue import Empty, SimpleQueue
 
 import torch
 
-from outrider.engine.call import ADMITTED, END, Call, Letter
+from outrider.engine.call import ADMITTED, END, Call, Event
 from outrider.engine.engine import Engine
 from outrider.engine.request import Request
 from outrider.engine.turn import Progress
+from outrider.errors import RequestError
 
-Command = Callable[["Rounds"], None]
-"""Something to do between two rounds."""
-
-
-def nothing(rounds: Rounds) -> None:
-    """A command that only wakes the thread."""
+Command = Callable[["EngineLoop"], None]
+"""Work to do between two rounds."""
 
 
-class Rounds:
-    """The open calls of an engine, and its next round.
+def nothing(loop: EngineLoop) -> None:
+    """Do nothing: a command that only wakes the thread."""
+
+
+class EngineLoop:
+    """Runs the rounds of an engine for its open calls.
 
     Args:
-        engine: nobody else may run its rounds while calls are open here.
+        engine: claimed while calls are open here.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine: Engine | None = engine
-        """None once it was closed."""
+        """None after it was closed."""
         self.inbox: SimpleQueue[Command] = SimpleQueue()
-        self.fault: BaseException | None = None
-        """What a round raised and nobody was told yet."""
+        self.error: BaseException | None = None
+        """What a round raised and no caller has received yet."""
         self.runner: int | None = None
-        """The thread that is inside a round."""
+        """The thread that is running a round."""
         self.torch_threads = torch.get_num_threads()
-        """How many of torch's threads compute; each thread of the program has a number of its own."""
-        self._outbox: list[tuple[Call, Letter]] = []
+        """Torch's number of threads, which torch keeps per thread of the program."""
+        self._outbox: list[tuple[Call, Event]] = []
         self._calls: dict[str, Call] = {}
         """The call of every request that has not ended."""
 
     @property
     def due(self) -> bool:
         """Whether there is a round to run."""
-        return bool(self._calls) and self.fault is None
+        return bool(self._calls) and self.error is None
 
     def turn(self, command: Command = nothing) -> list[Progress]:
-        """Do what was asked for, then run a round if one is due."""
+        """Execute all commands, then run a round if one is due."""
         progress: list[Progress] = []
         self.runner = threading.get_ident()
         try:
@@ -65,33 +66,39 @@ class Rounds:
         return progress
 
     def settle(self) -> None:
-        """Do what was asked for, and send the mail."""
+        """Execute all commands and send the events."""
         self._obey()
-        send(self.letters())
+        send(self.take_events())
 
-    def letters(self) -> list[tuple[Call, Letter]]:
-        """Mail that is to be sent, handed out once."""
-        letters, self._outbox = self._outbox, []
-        return letters
+    def take_events(self) -> list[tuple[Call, Event]]:
+        """Events to send; each is handed out once."""
+        events, self._outbox = self._outbox, []
+        return events
 
-    def tell_fault(self) -> None:
-        """Tell what a round raised to all who wait."""
-        if self.fault is not None:
-            self._obey()  # whoever was told the last one may have cancelled what raised
-        waiting = [call for call in dict.fromkeys(self._calls.values()) if call.readers and not call.told]
-        if waiting and self.fault is not None:
+    def report_error(self) -> None:
+        """Report the error of a round to every caller that waits."""
+        if self.error is not None:
+            self._obey()  # a caller that received the last error may have cancelled its cause
+        waiting = [call for call in dict.fromkeys(self._calls.values()) if call.readers and not call.reported]
+        if waiting and self.error is not None:
             for call in waiting:
-                call.told = True
-                self._outbox.append((call, self.fault))
-                if call.ends_only:  # its caller wants all or nothing
-                    self.inbox.put(partial(Rounds.drop, call=call))
-            self.fault = None
+                call.reported = True
+                self._outbox.append((call, self.error))
+                if call.ends_only:  # the caller wants all outputs or none
+                    self.inbox.put(partial(EngineLoop.drop, call=call))
+            self.error = None
 
     def admit(self, call: Call) -> None:
         """Queue the requests of a call, all or none."""
         engine = self.engine
         if call.dropped or engine is None:
             self._outbox.append((call, END))
+            return
+        try:
+            engine.claim(self)
+        except RequestError as error:
+            call.open = 0
+            self._outbox += [(call, error), (call, END)]
             return
         call.began(engine)
         try:
@@ -101,21 +108,24 @@ class Rounds:
                 for choice in range(params.n):
                     seed = group[0].seed if group else None
                     group.append(engine.submit(prompt, params, choice=choice, seed=seed))
-        except BaseException as error:  # noqa: BLE001 - the caller is told
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
             self._cancel(engine, call)
             call.open = 0
             self._outbox += [(call, error), (call, END)]
+            self._unclaim_if_idle(engine)
             return
         self._calls |= {request.id: call for request in call.requests}
         self._outbox.append((call, ADMITTED))
         if not call.open:
             self._outbox.append((call, END))
+        self._unclaim_if_idle(engine)
 
     def drop(self, call: Call) -> None:
-        """End what is open of a call."""
+        """Cancel the open requests of a call."""
         if self.engine is not None:
             self._cancel(self.engine, call)
-            self.fault = None  # it may have been this call's doing; if not, the next round raises it again
+            self._unclaim_if_idle(self.engine)
+            self.error = None  # this call may have caused it; if not, the next round raises it again
 
     def end(self) -> None:
         """End every call and let go of the engine."""
@@ -128,13 +138,19 @@ class Rounds:
         finally:
             self._outbox += [(call, END) for call in open_calls]
             self._calls.clear()
+            if engine is not None:
+                engine.unclaim()
+
+    def _unclaim_if_idle(self, engine: Engine) -> None:
+        if not self._calls:
+            engine.unclaim()
 
     def _obey(self, command: Command = nothing) -> None:
         while True:
             try:
                 command(self)
-            except BaseException as error:  # noqa: BLE001 - whoever waits is told
-                self.fault = error
+            except BaseException as error:  # noqa: BLE001 - waiting callers get it
+                self.error = error
             try:
                 command = self.inbox.get_nowait()
             except Empty:
@@ -145,10 +161,11 @@ class Rounds:
         try:
             progress = self.engine.step()
             assert progress or not self.engine.idle, "somebody else ran this engine's rounds"
-        except BaseException as error:  # noqa: BLE001 - whoever waits is told
-            self.fault = error
+        except BaseException as error:  # noqa: BLE001 - waiting callers get it
+            self.error = error
             return []
         self._deliver(progress)
+        self._unclaim_if_idle(self.engine)
         return progress
 
     def _cancel(self, engine: Engine, call: Call) -> None:
@@ -169,35 +186,34 @@ class Rounds:
                 self._outbox.append((call, END))
 
 
-def run(reference: weakref.ref[Rounds], inbox: SimpleQueue[Command]) -> None:
-    """What an engine's own thread does; it ends when the rounds are closed or nobody knows them any more.
+def run(reference: weakref.ref[EngineLoop], inbox: SimpleQueue[Command]) -> None:
+    """Run an engine loop in its own thread, until it is closed or nobody refers to it.
 
-    Asleep, and while it sends mail, it holds neither rounds nor engine: whoever reads the last letter and lets go of
-    the model frees it.
+    While it sleeps or sends events, the thread holds neither loop nor engine, so a model without references is freed.
 
     Args:
-        reference: the rounds.
-        inbox: theirs.
+        reference: the loop.
+        inbox: the loop's.
     """
     due = False
     while True:
         command = nothing if due else inbox.get()
-        rounds = reference()
-        if rounds is None:
+        loop = reference()
+        if loop is None:
             return
-        if torch.get_num_threads() != rounds.torch_threads:
-            torch.set_num_threads(rounds.torch_threads)
-        rounds.turn(command)
-        rounds.tell_fault()
-        letters, due, ended = rounds.letters(), rounds.due, rounds.engine is None
-        command, rounds = nothing, None
-        send(letters)
+        if torch.get_num_threads() != loop.torch_threads:
+            torch.set_num_threads(loop.torch_threads)
+        loop.turn(command)
+        loop.report_error()
+        events, due, ended = loop.take_events(), loop.due, loop.engine is None
+        command, loop = nothing, None
+        send(events)
         if ended:
             return
 
 
-def send(letters: list[tuple[Call, Letter]]) -> None:
-    """Put every letter into the mail of its call."""
-    while letters:
-        call, letter = letters.pop(0)
-        call.put(letter)
+def send(events: list[tuple[Call, Event]]) -> None:
+    """Put every event into the queue of its call."""
+    while events:
+        call, event = events.pop(0)
+        call.put(event)
