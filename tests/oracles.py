@@ -25,7 +25,7 @@ class Scripted:
     method: ClassVar[str] = "scripted"
     automatic_rank: ClassVar[int] = 0
 
-    def build(self, bench: Workbench) -> ScriptedDrafter:
+    def build(self, workbench: Workbench) -> ScriptedDrafter:
         return ScriptedDrafter(self)
 
 

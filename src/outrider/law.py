@@ -1,8 +1,8 @@
-"""Laws: probability distributions over the vocabulary, which samplers make and acceptance rules use.
+"""Laws: probability distributions over the vocabulary, made by samplers and used by acceptance rules.
 
-A row that cannot be read (its logits are not numbers, a processor refuses its history, no token is left) has a law too:
-all mass lies on one more outcome, :data:`ERROR`, which no drafter proposes.  It is written as all zeros, so that rules
-need no second vocabulary: a ratio p/q is 0 there, and what is left of such a law is that law.
+An unreadable row (its logits are not numbers, a processor refuses its history, no token is left) has a law, too: all
+its mass is on one more outcome, :data:`ERROR`, which no drafter proposes.  It is stored as all zeros, so rules need no
+second vocabulary: a ratio p/q is then 0, and the residual of such a law is that law.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 Law: TypeAlias = npt.NDArray[np.float64]
-"""float64 [vocabulary], non-negative, adding up to 1, or all 0 for an unreadable row; on the CPU whatever
-computed it.
+"""float64 [vocabulary] on the CPU, non-negative, adding up to 1, or all 0 for an unreadable row.
 
-An array and not a tensor: rules ask for single numbers of it, which cost a tensor fifteen times as much.
+An array and not a tensor, because rules read single numbers, for which a tensor takes fifteen times as long.
 """
 Laws: TypeAlias = npt.NDArray[np.float64]
-"""[rows, vocabulary], a law per row."""
+"""[rows, vocabulary], one law per row."""
 ERROR: Final = -1
 """The outcome of an unreadable row; never a token id."""
 
@@ -30,10 +29,10 @@ def unreadable(vocabulary: int) -> Law:
 
 
 def is_unreadable(law: Law) -> bool:
-    """Whether all of a law's mass lies on :data:`ERROR`."""
+    """Whether all of a law's mass is on :data:`ERROR`."""
     return not law.any()
 
 
 def best(law: Law) -> int:
-    """The most probable outcome, the lowest id among equals; :data:`ERROR` for an unreadable row."""
+    """The most probable outcome, of equals the lowest id; :data:`ERROR` for an unreadable row."""
     return ERROR if is_unreadable(law) else int(law.argmax())

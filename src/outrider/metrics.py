@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from outrider.verify.base import Verdict
 
 FEWEST_ONE_ROW_ROUNDS: Final = 8
-"""Fewest one-row rounds that give the cost of a plain round; with fewer, a single slow one matters too much."""
+"""Minimum one-row rounds for the cost of a plain round; with fewer, one slow round matters too much."""
 _LATEST: Final = 256
 """Number of the latest one-row rounds whose median is used."""
 _ROUNDING: Final = 1e-6
@@ -27,8 +28,8 @@ def predicted_speedup(acceptance: Sequence[float], cost: float, verify: float = 
 
     Args:
         acceptance: conditional acceptance rate at each draft position; its length is γ.
-        cost: time of one draft step over the time of one target pass (c).
-        verify: time of a verify pass over the time of a plain pass; the formula assumes 1.
+        cost: time of a draft step ÷ time of a target pass (c).
+        verify: time of a verify pass ÷ time of a plain pass; the formula assumes 1.
     """
     expected, survival = 1.0, 1.0
     for rate in acceptance:
@@ -59,28 +60,21 @@ class SpeculationStats:
         self.rounds += 1
         self.emitted += len(verdict.tokens)
         self.levels += len(verdict.drafted)
-        for total, part in (
-            (self.drafted, verdict.drafted),
-            (self.tested, verdict.tested),
-            (self.accepted, verdict.accepted),
-        ):
-            total += [0] * (len(part) - len(total))
-            for depth, count in enumerate(part):
-                total[depth] += count
+        self._add_counts(verdict)
 
     def merge(self, other: SpeculationStats) -> None:
         """Add another request's counts."""
         self.rounds += other.rounds
         self.emitted += other.emitted
         self.levels += other.levels
-        for mine, theirs in (
-            (self.drafted, other.drafted),
-            (self.tested, other.tested),
-            (self.accepted, other.accepted),
-        ):
-            mine += [0] * (len(theirs) - len(mine))
-            for depth, count in enumerate(theirs):
-                mine[depth] += count
+        self._add_counts(other)
+
+    def _add_counts(self, other: SpeculationStats | Verdict) -> None:
+        mine, added = (self.drafted, self.tested, self.accepted), (other.drafted, other.tested, other.accepted)
+        for total, part in zip(mine, added, strict=True):
+            total += [0] * (len(part) - len(total))
+            for depth, count in enumerate(part):
+                total[depth] += count
 
     @property
     def acceptance_rate(self) -> float:
@@ -101,10 +95,7 @@ class SpeculationStats:
 
 @dataclass
 class RowCosts:
-    """The cost of decoding rounds by rows: the verify curve t(rows) of a run.
-
-    Drafting is left out, so a one-row round costs as much as a plain one.
-    """
+    """Cost of decoding rounds by rows, without drafting: the verify curve t(rows) of a run."""
 
     rounds: dict[int, int] = field(default_factory=dict)
     """Number of rounds, by rows."""
@@ -122,20 +113,12 @@ class RowCosts:
         self.seconds[rows] = self.seconds.get(rows, 0.0) + seconds
 
     def mean(self, rows: int) -> float:
-        """Mean seconds of a round with this number of rows.
-
-        Raises:
-            KeyError: there was none.
-        """
+        """Mean seconds of a round with this number of rows, of which there must be one."""
         return self.seconds[rows] / self.rounds[rows]
 
     @property
     def one_row(self) -> float:
-        """Median seconds of the latest one-row rounds; a busy machine affects it less than the mean.
-
-        Raises:
-            statistics.StatisticsError: there was none.
-        """
+        """Median seconds of the latest one-row rounds, of which there must be one; robust against load."""
         return median(self.latest)
 
     def __add__(self, other: RowCosts) -> RowCosts:
@@ -180,25 +163,15 @@ class RowKinds:
     @property
     def total(self) -> int:
         """All rows."""
-        return self.prompt + self.decode + self.draft + self.wasted
+        return sum(vars(self).values())
 
     def __add__(self, other: RowKinds) -> RowKinds:
         """The rows of both."""
-        return RowKinds(
-            self.prompt + other.prompt,
-            self.decode + other.decode,
-            self.draft + other.draft,
-            self.wasted + other.wasted,
-        )
+        return RowKinds(*map(operator.add, vars(self).values(), vars(other).values()))
 
     def __sub__(self, before: RowKinds) -> RowKinds:
         """The rows since ``before``."""
-        return RowKinds(
-            self.prompt - before.prompt,
-            self.decode - before.decode,
-            self.draft - before.draft,
-            self.wasted - before.wasted,
-        )
+        return RowKinds(*map(operator.sub, vars(self).values(), vars(before).values()))
 
 
 @dataclass(frozen=True)
@@ -327,18 +300,7 @@ class PhaseSeconds:
 
     def minus(self, before: PhaseSeconds) -> PhaseSeconds:
         """The difference to an earlier copy."""
-        return PhaseSeconds(
-            self.prefill - before.prefill,
-            self.mixed - before.mixed,
-            self.draft - before.draft,
-            self.verify - before.verify,
-            self.other - before.other,
-            self.rounds - before.rounds,
-            self.tokens - before.tokens,
-            self.mixed_tokens - before.mixed_tokens,
-            self.rows - before.rows,
-            self.by_rows - before.by_rows,
-        )
+        return PhaseSeconds(*map(operator.sub, vars(self).values(), vars(before).values()))
 
 
 def rates_per_round(stats: SpeculationStats) -> list[float]:

@@ -1,7 +1,7 @@
-"""Options as dataclass fields: each has a default, bounds, a line of help, and a role where others must find it.
+"""Options as dataclass fields with default, bounds, help and role.
 
-A frozen dataclass whose fields are made with :func:`option` is the options of a drafting method, of a recipe, or of a
-part of the engine.  Flags, bounds, help and reference are made from it.
+A frozen dataclass of fields made with :func:`option` holds the options of a drafting method, a recipe, or a part of the
+engine.  Flags, bounds, help and reference are made from it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Config = TypeVar("Config")
 
 
 class Role(enum.Enum):
-    """What an option means to code outside its method's file, which finds it by its role and never by its name."""
+    """Meaning of an option for code outside its method's file, which finds options by role and never by name."""
 
     MODEL = "the model to draft with", "speculative-draft-model-path"
     MODELS = "the models to draft with", "speculative-draft-model-path"
@@ -38,7 +38,7 @@ class Role(enum.Enum):
 
     @property
     def names_drafter(self) -> bool:
-        """Whether the option names what drafts: one or several models, or a head."""
+        """Whether the option names what drafts: models or a head."""
         return self in (Role.MODEL, Role.MODELS, Role.HEAD, Role.MODEL_OR_HEAD)
 
 
@@ -51,26 +51,26 @@ def option(
     flag: str | None = None,
     role: Role | None = None,
 ) -> Any:
-    """A field of a config: default, one line of help, bounds, the flag that sets it, and its role.
+    """Make a field of a config.
 
     Args:
         default: the default value.
         help: one line.
-        low: least value allowed, for numbers.
-        high: greatest value allowed, for numbers; None is unbounded.
+        low: minimum, for numbers.
+        high: maximum, for numbers; None is unbounded.
         flag: the command-line flag; by default the role's, or made from the field's name.
-        role: what the option means to others; None where nobody else asks for it.
+        role: the option's meaning for other code; None if no other code reads it.
     """
     shared = None if role is None else role.flag
-    told = {"help": help, "low": low, "high": high, "flag": flag or shared, "role": role}
-    return dataclasses.field(default=default, metadata=told)
+    metadata = {"help": help, "low": low, "high": high, "flag": flag or shared, "role": role}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def check_options(config: Any) -> None:
-    """Refuse a config with a number out of its bounds; a scalar of numpy or torch becomes a plain number.
+    """Refuse numbers out of bounds; scalars of numpy or torch become plain numbers.
 
     Raises:
-        ConfigError: naming the method, the field and the bounds.
+        ConfigError: naming method, field and bounds.
     """
     for item in dataclasses.fields(config):
         low, high = item.metadata.get("low"), item.metadata.get("high")
@@ -88,12 +88,12 @@ def check_options(config: Any) -> None:
 
 
 def roles_of(config: Any) -> dict[Role, dataclasses.Field[Any]]:
-    """The options of a config, or of its class, that have a role."""
+    """Options with a role, of a config or its class."""
     return {role: item for item in dataclasses.fields(config) if (role := item.metadata.get("role")) is not None}
 
 
 def with_roles(config: Config, values: Mapping[Role, Any]) -> Config:
-    """A config with the options of some roles changed; a role that it does not have changes nothing.
+    """Change the options of some roles; roles that the config does not have are ignored.
 
     Raises:
         ConfigError: a value is out of bounds.
@@ -104,12 +104,12 @@ def with_roles(config: Config, values: Mapping[Role, Any]) -> Config:
 
 
 def drafter_option(config: Any) -> dataclasses.Field[Any] | None:
-    """The option of a config, or of its class, that names what drafts; None where there is none."""
+    """The option that names what drafts, of a config or its class; None if there is none."""
     return next((item for role, item in roles_of(config).items() if role.names_drafter), None)
 
 
 def drafters_named(config: Any) -> tuple[str, ...]:
-    """Draft models and trained heads that a config names."""
+    """Names of the draft models and heads in a config."""
     item = drafter_option(config)
     value = () if item is None else getattr(config, item.name)
     return tuple(name for name in (value if isinstance(value, tuple) else (value,)) if name)

@@ -1,8 +1,8 @@
-"""Draft trees, and the flat batch of rows that one pass of a model computes.
+"""Draft trees, and the flat batch of rows of one forward pass.
 
-Words: the *anchor* (node 0, the root) is the last committed token; a *node* is one drafted token; a *row* is one
-position of a forward pass.  *Forced* rows are committed tokens whose keys and values are still missing: a prompt's
-chunk is nothing but forced rows, so prefill needs no path of its own.
+Terms: the *anchor* (node 0, the root) is the last committed token; a *node* is one drafted token; a *row* is one
+position of a forward pass.  *Forced* rows are committed tokens without keys and values yet.  A prompt's chunk consists
+of forced rows, so prefill needs no code path of its own.
 """
 
 from __future__ import annotations
@@ -21,35 +21,34 @@ NO_PARENT = -1
 
 
 class Candidate(NamedTuple):
-    """One draw of a drafter.  Two may share a node: merging keeps the multiplicities that multi-step needs."""
+    """One draw of a drafter; two may share a node, so merged trees keep multiplicities for multi-step."""
 
     node: int
     source: int = 0
-    """Which drafter of a merged tree drew it."""
+    """Index of the drafter in a merged tree."""
     q: Law | None = None
-    """The law the token was drawn from before its siblings; None is a point mass."""
+    """The law the token was drawn from, before its siblings; None is a point mass."""
     removed: tuple[int, ...] = ()
     """Sibling tokens drawn before it without replacement: its law is q without them, renormalised."""
 
 
 @dataclass(frozen=True, eq=False)
 class TokenTree:
-    """What one sequence puts before the target in one round; node 0 is the anchor.
+    """What one sequence drafts in one round; node 0 is the anchor.
 
     Raises:
-        ValueError: a parent does not precede its child, two children of a node share a token, lengths differ, or a
-            place is no int.
+        ValueError: a parent does not precede its child, siblings share a token, lengths differ, or an index is no int.
     """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     survival: tuple[float, ...]
-    """Estimated probability that the path to the node is accepted; never rises down a path."""
+    """Estimated probability that the path to the node is accepted; never rises along a path."""
     candidates: tuple[Candidate, ...]
-    """Every draw in the order it was made; the order is the order of the acceptance tests."""
+    """All draws in the order they were made, which is also the order of the acceptance tests."""
 
     def __post_init__(self) -> None:
-        """Check what every reader relies on."""
+        """Check the tree."""
         for name in ("tokens", "parents", "survival", "candidates"):
             if type(value := getattr(self, name)) is not tuple:
                 object.__setattr__(self, name, tuple(value))
@@ -61,7 +60,7 @@ class TokenTree:
             raise ValueError("a tree has an anchor, and one parent and one survival per node")
         chain = _chain(count)
         if parents == chain["parents"]:
-            self.__dict__.update(chain)  # what the properties below would find
+            self.__dict__.update(chain)  # fills the cached properties below
         elif parents[0] != NO_PARENT or any(not 0 <= p < i for i, p in enumerate(parents) if i):
             raise ValueError(f"every parent must precede its child: {parents}")
         elif len(set(zip(parents, self.tokens, strict=True))) != count:
@@ -90,7 +89,7 @@ class TokenTree:
 
     @cached_property
     def paths(self) -> tuple[tuple[int, ...], ...]:
-        """Drafted tokens from the anchor (left out) to each node."""
+        """Drafted tokens from the anchor, without it, to each node."""
         paths: list[tuple[int, ...]] = [()]
         for node in range(1, len(self)):
             paths.append((*paths[self.parents[node]], self.tokens[node]))
@@ -102,18 +101,14 @@ class TokenTree:
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
     def child(self, node: int, token: int) -> int | None:
-        """The child of a node that holds a token."""
+        """Child of a node with this token."""
         for child in self.children[node]:
             if self.tokens[child] == token:
                 return child
         return None
 
     def subtree(self, keep: Sequence[int]) -> TokenTree:
-        """The tree of some nodes, renumbered in order.
-
-        Args:
-            keep: nodes in rising order, the anchor first, each with its parent.
-        """
+        """Make the tree of some nodes, renumbered; ``keep`` is ascending, with the anchor and each node's parent."""
         new = {old: index for index, old in enumerate(keep)}
         return TokenTree(
             tuple(self.tokens[node] for node in keep),
@@ -129,7 +124,7 @@ class TokenTree:
 
 @lru_cache
 def _chain(count: int) -> dict[str, Any]:
-    """What a tree of so many nodes holds that does not branch."""
+    """Fields and properties of a chain with this many nodes."""
     return {
         "parents": tuple(range(NO_PARENT, count - 1)),
         "depths": tuple(range(count)),
@@ -139,7 +134,7 @@ def _chain(count: int) -> dict[str, Any]:
 
 
 class TreeBuilder:
-    """Grows a tree node by node; a token drawn twice below one node is one node with two candidates."""
+    """Grows a tree node by node; a token drawn twice below a node is one node with two candidates."""
 
     def __init__(self, anchor: int) -> None:
         self.tokens, self.parents, self.survival = [anchor], [NO_PARENT], [1.0]
@@ -160,13 +155,13 @@ class TreeBuilder:
         q: Law | None = None,
         removed: tuple[int, ...] = (),
     ) -> int:
-        """Put a token below a node and return its node.
+        """Add a token below a node, and return its node.
 
         Args:
-            parent: node to hang it on.
+            parent: the node.
             token: target token id.
             survival: estimated acceptance given the parent, in [0, 1].
-            source: which drafter drew it.
+            source: index of the drafter in a merged tree.
             q: the law it was drawn from; None for a point mass.
             removed: siblings drawn before it without replacement.
         """
@@ -181,14 +176,14 @@ class TreeBuilder:
         return node
 
     def chain(self, tokens: Iterable[int]) -> TreeBuilder:
-        """Hang a run of point-mass tokens below the last node."""
+        """Add a chain of point-mass tokens below the last node."""
         node = len(self) - 1
         for token in tokens:
             node = self.add(node, token)
         return self
 
     def walk(self, tokens: Iterable[int]) -> Iterator[int]:
-        """The nodes of a path of tokens below the anchor, as far as the tree has them."""
+        """Nodes of a path of tokens from the anchor, as far as the tree has it."""
         node: int | None = 0
         for token in tokens:
             node = self._index.get((node, token)) if node is not None else None
@@ -197,7 +192,7 @@ class TreeBuilder:
             yield node
 
     def graft(self, tree: TokenTree, source: int) -> None:
-        """Merge another tree with the same anchor: equal paths become one node, every draw keeps its law."""
+        """Merge another tree with the same anchor: equal paths become one node, and every draw keeps its law."""
         where = {0: 0}
         for candidate in tree.candidates:
             node, parent = candidate.node, tree.parents[candidate.node]
@@ -213,7 +208,7 @@ class TreeBuilder:
             )
 
     def grown(self) -> TokenTree:
-        """The tree as it stands, without draws and unchecked: for the passes of the drafter that grows it."""
+        """The unfinished tree, without draws and unchecked, for the passes of its drafter."""
         tree, count = TokenTree.__new__(TokenTree), len(self.tokens)
         tree.__dict__.update(tokens=tuple(self.tokens), parents=tuple(self.parents), survival=(), candidates=())
         if tree.parents == _chain(count)["parents"]:
@@ -226,48 +221,47 @@ class TreeBuilder:
 
 
 def root_only(anchor: int) -> TokenTree:
-    """Plain decoding: a tree of only the anchor."""
+    """Make a tree with only the anchor, for plain decoding."""
     return TokenTree((anchor,), (NO_PARENT,), (1.0,), ())
 
 
 class SequenceRows(NamedTuple):
-    """What one sequence puts into a pass.
+    """The rows of one sequence in a pass: forced tokens first, then the tree's nodes.
 
-    Row layout: forced tokens first, then the tree's nodes.  ``tree`` is None while the forced rows do not yet reach
-    the last committed token.
+    ``tree`` is None while the forced rows do not reach the last committed token.
     """
 
     key: str
-    """Names the sequence's page table."""
+    """Key of the sequence's page table."""
     context: int
-    """Rows it already has in the cache; the first new row stands at this position."""
+    """Number of its rows in the cache; the first new row has this position."""
     forced: tuple[int, ...]
     tree: TokenTree | None
     all_logits: bool = False
-    """Logits of the forced rows are wanted too (prompt logprobs)."""
+    """Whether forced rows need logits, too (prompt logprobs)."""
     skip: int = 0
-    """Rows of this layout that an earlier pass computed and nothing has committed; a growing tree's older nodes."""
+    """Number of these rows that an earlier pass computed and nothing committed: older nodes of a growing tree."""
     together: bool = False
     """Whether its forced rows all see each other, as a block drafter's do."""
 
     @property
     def tail(self) -> int:
-        """Rows of the layout, the skipped ones included."""
+        """Number of its rows, skipped ones included."""
         return len(self.forced) + (0 if self.tree is None else len(self.tree.tokens))
 
     @property
     def rows(self) -> int:
-        """How many rows it puts into the pass."""
+        """Number of its rows in the pass."""
         return self.tail - self.skip
 
     @property
     def tail_tokens(self) -> tuple[int, ...]:
-        """Token of each row of the layout."""
+        """Token of each row, skipped ones included."""
         return self.forced if self.tree is None else self.forced + self.tree.tokens
 
     @property
     def tail_positions(self) -> Sequence[int]:
-        """Absolute position of each row of the layout."""
+        """Absolute position of each row, skipped ones included."""
         if self.tree is None or self.tree.is_chain:
             return range(self.context, self.context + self.tail)
         first = self.context + len(self.forced)
@@ -276,7 +270,7 @@ class SequenceRows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TreeBatch:
-    """One pass over every sequence's rows, flat."""
+    """The rows of one pass over all sequences, flat."""
 
     sequences: tuple[SequenceRows, ...]
     starts: tuple[int, ...]
@@ -286,14 +280,14 @@ class TreeBatch:
     positions: torch.Tensor
     """int64 [rows], absolute; siblings share one."""
     wanted: torch.Tensor
-    """int64 [wanted rows], rows whose logits are needed, in order."""
+    """int64 [wanted rows], rows that need logits, in order."""
     wanted_starts: tuple[int, ...]
-    """Where each sequence's logits begin among the wanted rows."""
+    """First of each sequence's wanted rows."""
     _tails: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def pack(cls, sequences: Sequence[SequenceRows], device: torch.device | str = "cpu") -> TreeBatch:
-        """Lay sequences out one after the other."""
+        """Make a batch from the rows of each sequence, in order."""
         tokens: list[int] = []
         positions: list[int] = []
         wanted: list[int] = []
@@ -315,23 +309,23 @@ class TreeBatch:
         )
 
     def first_tree_row(self, index: int) -> int:
-        """Where the logits of one sequence's tree begin among the wanted rows."""
+        """First wanted row of one sequence's tree."""
         sequence = self.sequences[index]
         return self.wanted_starts[index] + (len(sequence.forced) if sequence.all_logits else 0)
 
     def tree_logits(self, logits: torch.Tensor, index: int) -> torch.Tensor:
-        """The rows of ``logits`` [wanted rows, vocabulary] that belong to one sequence's tree."""
+        """Rows of ``logits`` [wanted rows, vocabulary] that belong to one sequence's tree."""
         start, tree = self.first_tree_row(index), self.sequences[index].tree
         return logits[start : start + (len(tree) if tree else 0)]
 
     def forced_logits(self, logits: torch.Tensor, index: int) -> torch.Tensor:
-        """The rows of ``logits`` that belong to one sequence's forced tokens; empty unless it asked for them."""
+        """Rows of ``logits`` that belong to one sequence's forced tokens; empty unless it asked for them."""
         sequence = self.sequences[index]
         start = self.wanted_starts[index]
         return logits[start : start + (len(sequence.forced) if sequence.all_logits else 0)]
 
     def visible(self, index: int) -> torch.Tensor:
-        """Bool [rows, rows]: which new rows of a sequence each of its rows sees: its ancestors and itself."""
+        """Bool [rows, rows]: which new rows of a sequence each of its rows sees, its ancestors and itself."""
         found = self._tails.get(index)
         if found is None:
             found = self._tails[index] = _ancestors(self.sequences[index]).to(self.tokens.device)
@@ -339,7 +333,7 @@ class TreeBatch:
 
 
 def _integers(values: Sequence[int], device: torch.device | str) -> torch.Tensor:
-    return torch.from_numpy(np.array(values, dtype=np.int64)).to(device)  # a quarter of what torch.tensor takes
+    return torch.from_numpy(np.array(values, dtype=np.int64)).to(device)  # four times as fast as torch.tensor
 
 
 def _ancestors(sequence: SequenceRows) -> torch.Tensor:

@@ -101,8 +101,8 @@ class Toy(TreeOptions):
     method: ClassVar[str] = "toy"
     kind: ClassVar[str] = "toy"
 
-    def build(self, bench):
-        return feature_drafter(bench, self, DynamicTree(self.topk))
+    def build(self, workbench):
+        return feature_drafter(workbench, self, DynamicTree(self.topk))
 '''
 RUNNERS = {True: NativeFeatureRunner, False: FeatureRunner}
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
-from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench, register
+from outrider.drafters.base import DraftContext, Drafter, Needs, Workbench, register
 from outrider.options import Role, option
 from outrider.tree import TokenTree
 """

@@ -9,6 +9,7 @@ import torch
 from families import VOCABULARY
 
 from outrider.kv.pool import PagedCache
+from outrider.kv.state import Kept
 from outrider.models.hf.model import HFModel
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder, root_only
 
@@ -138,7 +139,7 @@ class FlatRun:
             path.insert(0, node)
             node = tree.parents[node]
         kept = [*range(forced + 1), *(forced + node for node in path)]
-        self._cache.commit(key, sequence.context, kept)
+        self._cache.keep([Kept(key, sequence.context, kept)])
         self._done[key] += len(kept)
         self._texts[key] += [tree.tokens[node] for node in path] + self._draw(1)
 

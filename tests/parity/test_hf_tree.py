@@ -4,6 +4,7 @@ import torch
 from tiny import VOCABULARY, tiny_model, tiny_module
 
 from outrider.kv.pool import PagedCache
+from outrider.kv.state import Kept
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder
 
 
@@ -56,7 +57,7 @@ def test_ragged_trees_chunks_and_commits_match_plain_paths() -> None:
                 leaf = tree.parents[leaf]
             forced = len(sequence.forced)
             kept = [*range(forced + 1), *(forced + node for node in path_nodes)]
-            cache.commit(key, sequence.context, kept)
+            cache.keep([Kept(key, sequence.context, kept)])
             computed[key] += len(kept)
             texts[key] += [tree.tokens[node] for node in path_nodes] + [
                 int(torch.randint(VOCABULARY, (1,), generator=generator))

@@ -31,6 +31,7 @@ from outrider.heads.packed import Packing, pack
 from outrider.heads.runner import BlockRunner, FeatureRunner, attend_by
 from outrider.kernels.native import cpu, missing, physical_cores
 from outrider.kv.pool import KVPool, PagedCache
+from outrider.kv.state import Kept
 from outrider.models.pass_plan import PassPlan
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder, root_only
 
@@ -215,7 +216,7 @@ def test_a_row_has_the_bits_of_steps_one_by_one(data: st.DataObject) -> None:
         found = stack(variant, packing).forward(*given_rows, batch_of(cache_, neighbour, sequence), cache_)
         assert torch.equal(found[0][neighbour.rows :][on_path], answers[due])
         assert torch.equal(found[1][len(found[1]) - sequence.rows :][on_path], logits[due])
-        cache_.commit("a", place, on_path)
+        cache_.keep([Kept("a", place, on_path)])
         place += forced + depth + 1
 
 

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from outrider.errors import ModelError
 from outrider.kernels.native import cpu, missing, physical_cores
 from outrider.kv.pool import KVPool, PagedCache
+from outrider.kv.state import Kept
 from outrider.models.base import TargetOutput
 from outrider.models.hf.blueprint import blueprint
 from outrider.models.hf.model import ATTENTION, HFModel
@@ -222,7 +223,7 @@ def test_a_row_has_the_bits_of_plain_decoding(data: st.DataObject) -> None:
         found = found[len(found) - rows.rows :]
         on_path = [*range(forced), *(forced + node for node in path)]
         assert torch.equal(found[on_path], expected[place : place + forced + depth + 1])
-        cache_.commit("a", place, on_path)
+        cache_.keep([Kept("a", place, on_path)])
         place += forced + depth + 1
         for neighbour in neighbours:
             cache_.release(neighbour.key)

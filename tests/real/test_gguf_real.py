@@ -90,7 +90,7 @@ def test_smollm2_is_the_model_transformers_reads() -> None:
     assert mine.keys() == wanted.keys()
     for name in wanted:
         assert torch.equal(mine[name], wanted[name]), name
-    ids = torch.tensor([ours.tokenizer.encode("The three laws of thermodynamics say that 1 + 1 = 2.")])
+    ids = torch.tensor([ours.files.tokenizer.encode("The three laws of thermodynamics say that 1 + 1 = 2.")])
     with torch.inference_mode():
         assert torch.equal(ours.module(ids).logits, theirs(ids).logits)
 
@@ -114,10 +114,10 @@ def test_every_kind_in_the_file_is_decoded_as_the_gguf_package_does(name: str) -
 
 def test_a_model_answers_a_question() -> None:
     model = load(model_file(SMALL_QWEN), dtype=torch.float32)
-    prompt = model.tokenizer.apply_chat_template([{"role": "user", "content": "What is 12*3? Answer shortly."}])
-    ids = torch.tensor([model.tokenizer.encode(prompt)])
+    prompt = model.files.tokenizer.apply_chat_template([{"role": "user", "content": "What is 12*3? Answer shortly."}])
+    ids = torch.tensor([model.files.tokenizer.encode(prompt)])
     out = model.module.generate(ids, max_new_tokens=16, do_sample=False)[0].tolist()
-    assert "36" in model.tokenizer.decode(out[ids.shape[1] :])
+    assert "36" in model.files.tokenizer.decode(out[ids.shape[1] :])
 
 
 @pytest.mark.parametrize(("name", "seconds"), [(SMOLLM2, 3.0), (SMALL_QWEN, 8.0)])

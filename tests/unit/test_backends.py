@@ -57,9 +57,9 @@ def only(tensors: Tensors) -> Tensors:
 
 
 NOT_NATIVE: dict[str, tuple[Callable[[Tensors], Tensors], dict[str, object], str]] = {
-    "names without prefix": (without_prefix, {}, "its weights hold nothing for the model's model.embed_tokens.weight"),
+    "names without prefix": (without_prefix, {}, "its weights do not contain the model's model.embed_tokens.weight"),
     "names with two prefixes": (
-        lambda t: {name.replace("model.", "model.model."): tensor for name, tensor in t.items()}, {}, "hold nothing for"
+        lambda t: {name.replace("model.", "model.model."): tensor for name, tensor in t.items()}, {}, "do not contain"
     ),
     "a tensor under two names": (
         lambda t: t | {"norm.weight": -t["model.norm.weight"]}, {},
@@ -73,7 +73,7 @@ NOT_NATIVE: dict[str, tuple[Callable[[Tensors], Tensors], dict[str, object], str
         lambda t: {n: x.to(torch.float8_e4m3fn) if "mlp" in n else x for n, x in t.items()}, {}, "torch.float8_e4m3fn"
     ),
     "tied to the output layer": (
-        lambda t: {n: x for n, x in t.items() if "embed" not in n}, {"tie_word_embeddings": True}, "hold nothing for"
+        lambda t: {n: x for n, x in t.items() if "embed" not in n}, {"tie_word_embeddings": True}, "do not contain"
     ),
     "another activation": (as_they_are, {"hidden_act": "relu"}, "its activation function has no kernel"),
     "a window of nothing": (
@@ -115,7 +115,7 @@ def test_what_no_backend_serves_is_refused_without_a_word_of_another(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = changed(tmp_path, only)
-    with pytest.raises(ModelError, match=r"^model: its weights hold nothing for the model's"):
+    with pytest.raises(ModelError, match=r"^model: its weights do not contain the model's"):
         load_model(folder)
     assert caplog.records == []
 

@@ -397,14 +397,14 @@ def test_every_missing_or_misshapen_weight_is_named(tmp_path: Path, name: str) -
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("eagle3", {"hidden_size": 40}, "by 'hidden_size' .* 40, and by the weights it is 32"),
+        ("eagle3", {"hidden_size": 40}, "'hidden_size' .* 40, but the weights have 32"),
         ("eagle3", {"draft_vocab_size": 30}, "'draft_vocab_size' says 30, and its LM head has 20"),
         ("eagle3", {"num_hidden_layers": 2}, "it has 2 blocks"),
         ("eagle3", {"hidden_act": "gelu"}, "'gelu'"),
         (
             "eagle3",
             {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]}},
-            "where .*64.* is due: 2 layers of 32",
+            "instead of .*64.*: 2 layers of 32",
         ),
         ("speculators eagle3", {"eagle_aux_hidden_state_layer_ids": [0, 2, 3]}, "names layer 0"),
         ("deepspec", {"target_layer_ids": [-1, 3, 4]}, "embedding"),
@@ -467,7 +467,7 @@ def test_layers_the_target_does_not_have_are_refused(tmp_path: Path) -> None:
 
 def test_an_unknown_layout_names_the_known_ones(tmp_path: Path) -> None:
     files = ({"speculators_model_type": "mlp"}, {"x": torch.zeros(1)})
-    with pytest.raises(ModelError, match=r"no format known here; .*Medusa.*speculators"):
+    with pytest.raises(ModelError, match=r"an unknown format; .*Medusa.*speculators"):
         read_head(put(tmp_path / "head", files))
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").write_text("{}")

@@ -78,11 +78,10 @@ FILES = {
 def test_a_gguf_file_gives_back_the_model_it_was_made_from(tmp_path: Path, file: TinyFile) -> None:
     model = loaded(file.write(tmp_path / "tiny.gguf"))
     assert_same(model.module, file.module())
-    assert model.architecture == type(file.module()).__name__
-    assert model.name == "tiny"
-    assert model.context_length == 128
-    assert model.file_bytes == (tmp_path / "tiny.gguf").stat().st_size
-    assert model.tokenizer.eos_ids == {TOKENS.index(END)}
+    assert type(model.module).__name__ == type(file.module()).__name__
+    assert model.files.name == "tiny"
+    assert model.files.context_length == 128
+    assert model.files.tokenizer.eos_ids == {TOKENS.index(END)}
     assert not model.module.training
     assert not any(parameter.requires_grad for parameter in model.module.parameters())
 
@@ -144,7 +143,7 @@ def test_llama3_rope_is_recovered_from_its_factors(tmp_path: Path) -> None:
     config = {"rope_parameters": LLAMA3_ROPE, "head_dim": 64}
     file = TinyFile(config=config, tensors={"rope_freqs.weight": llama3_factors(64, LLAMA3_ROPE)})
     model = loaded(file.write(tmp_path / "tiny.gguf"))
-    assert model.config.rope_parameters == LLAMA3_ROPE
+    assert model.module.config.rope_parameters == LLAMA3_ROPE
     assert_same(model.module, file.module())
 
 
@@ -193,7 +192,7 @@ WRONG_FILES = {
     "no heads": (TinyFile(metadata={"llama.attention.head_count": 0}), "'llama.attention.head_count' is 0"),
     "other value width": (TinyFile(metadata={"llama.attention.value_length": 8}), "differs from the key length 16"),
     "partial rope": (TinyFile(metadata={"llama.rope.dimension_count": 8}), "differs from the key length 16"),
-    "wrong shape": (TinyFile(tensors={"blk.1.attn_v.weight": SQUARE}), r"shape \[64, 64\] where \[32, 64\] is due"),
+    "wrong shape": (TinyFile(tensors={"blk.1.attn_v.weight": SQUARE}), r"shape \[64, 64\] instead of \[32, 64\]"),
     "odd width": (TinyFile(metadata={"llama.attention.key_length": 15}), "the odd width 15"),
     "not finite": (TinyFile(metadata={"llama.attention.layer_norm_rms_epsilon": math.inf}), "must be finite"),
     "longrope": (TinyFile(metadata={"llama.rope.scaling.type": "longrope"}), "rope scaling 'longrope'"),
@@ -255,18 +254,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_folder_loads(folder: Path) -> None:
     model = load(folder, dtype=torch.float32)
     assert_same(model.module, TinyFile().module())
-    assert (model.name, model.architecture, model.context_length) == ("tiny-folder", "LlamaForCausalLM", 128)
-    assert model.file_bytes == (folder / "model.safetensors").stat().st_size
-    assert model.tokenizer.bos_id == TOKENS.index(START)
-    assert model.tokenizer.eos_ids == {TOKENS.index(START), TOKENS.index(END)}
+    assert (model.files.name, model.files.context_length) == ("tiny-folder", 128)
+    assert type(model.module).__name__ == "LlamaForCausalLM"
+    assert model.files.tokenizer.bos_id == TOKENS.index(START)
+    assert model.files.tokenizer.eos_ids == {TOKENS.index(START), TOKENS.index(END)}
     assert not model.module.training
     messages = [{"role": "user", "content": "hello"}]
-    assert model.tokenizer.apply_chat_template(messages).endswith("<|im_start|>assistant\n")
+    assert model.files.tokenizer.apply_chat_template(messages).endswith("<|im_start|>assistant\n")
 
 
 def test_the_same_tokenizer_from_both_sources(folder: Path, tmp_path: Path) -> None:
-    ours = loaded(TinyFile().write(tmp_path / "tiny.gguf")).tokenizer
-    theirs = load(folder, dtype=torch.float32).tokenizer
+    ours = loaded(TinyFile().write(tmp_path / "tiny.gguf")).files.tokenizer
+    theirs = load(folder, dtype=torch.float32).files.tokenizer
     assert ours.compare(theirs).kind == "equal"
     assert ours.encode("hello 12 é😀") == theirs.encode("hello 12 é😀")
 
@@ -277,7 +276,7 @@ def test_a_folder_with_a_missing_weight_is_refused(folder: Path, tmp_path: Path)
     weights = load_file(broken / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"nothing for the model's model\.layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(ModelError, match=r"do not contain the model's model\.layers\.1\.mlp\.up_proj\.weight"):
         load(broken, dtype=torch.float32)
 
 
@@ -293,7 +292,7 @@ def test_dtype_and_attention_are_passed_on(folder: Path, tmp_path: Path) -> None
     for path in (folder, TinyFile().write(tmp_path / "tiny.gguf")):
         model = load(path, dtype=torch.bfloat16, attention="sdpa")
         assert model.module.lm_head.weight.dtype == torch.bfloat16
-        assert model.config._attn_implementation == "sdpa"
+        assert model.module.config._attn_implementation == "sdpa"
 
 
 def make_folder(path: Path, config: dict[str, object] | None, *files: str) -> Path:
@@ -386,7 +385,7 @@ def test_a_head_lies_beside_its_model_by_name(models: Path, monkeypatch: pytest.
 
 def test_a_hub_id_is_fetched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda model, allow_patterns: str(folder))
-    assert load("organisation/tiny", dtype=torch.float32).name == "organisation/tiny"
+    assert load("organisation/tiny", dtype=torch.float32).files.name == "organisation/tiny"
 
 
 def test_without_a_network_a_hub_id_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,7 +182,7 @@ def test_a_hostile_configuration(tmp_path: Path, folder: Path, data: st.DataObje
 
 
 WEIGHTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor | None], str]] = {
-    "missing": (lambda tensor: None, "hold nothing for"),
+    "missing": (lambda tensor: None, "do not contain"),
     "another width": (lambda tensor: tensor.repeat(2, *[1] * (tensor.ndim - 1)), "has the shape"),
     "one dimension more": (lambda tensor: tensor[None], "has the shape"),
     "no numbers at all": (lambda tensor: tensor[:0], "has the shape"),

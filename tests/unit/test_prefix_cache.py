@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from outrider.kv.pool import KVPool, PagedCache
 from outrider.kv.prefix import PrefixIndex
-from outrider.kv.state import LayerStore
+from outrider.kv.state import Kept, LayerStore
 
 PAGES, PAGE_SIZE = 10, 2
 KEYS = st.sampled_from(["a", "b", "c", "d"])
@@ -87,7 +87,7 @@ class SharingMachine(RuleBasedStateMachine):
             self.cache.layers[0].keys[:, table.slot(start + row)] = -1.0
         for place, row in enumerate(kept):
             self.cache.layers[0].keys[:, table.slot(start + row)] = self.number(key, text + accepted[: place + 1])
-        self.cache.commit(key, start, kept)
+        self.cache.keep([Kept(key, start, kept)])
         text += accepted
         self.computed[key] = start + len(kept)
         self.cache.share(key, text, self.computed[key])

@@ -96,7 +96,7 @@ def test_a_rule_is_one_file(folder_of_rules: Path) -> None:
 
 def test_a_rule_has_the_name_of_its_file(folder_of_rules: Path) -> None:
     (folder_of_rules / "other_name.py").write_text(NEW_RULE.format(name="always-plain"))
-    with pytest.raises(TypeError, match=r"'always-plain' stands in the file other_name\.py"):
+    with pytest.raises(TypeError, match=r"'always-plain' is in the file other_name\.py"):
         verify.discover()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from outrider.drafters.base import DraftContext, DraftSequence, Needs, Outcome, Workbench
+from outrider.drafters.base import DraftContext, Drafter, DraftSequence, Needs, Workbench
 from outrider.tree import TokenTree
 
 Answers = Mapping[tuple[int, ...], Sequence[Sequence[int]]]
@@ -31,24 +31,21 @@ class Decoys:
     def most_nodes(self) -> int:
         return 1 + 2 * self.depth
 
-    def build(self, bench: Workbench) -> DecoyDrafter:
-        return DecoyDrafter(self, bench.vocabulary)
+    def build(self, workbench: Workbench) -> DecoyDrafter:
+        return DecoyDrafter(self, workbench.vocabulary)
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> Decoys | None:
         return None
 
 
-class DecoyDrafter:
+class DecoyDrafter(Drafter):
     """Drafts a wrong token and then the right one at every level, to a depth that changes from round to round."""
 
     needs = Decoys.needs
 
     def __init__(self, config: Decoys, vocabulary: int) -> None:
         self._config, self._vocabulary = config, vocabulary
-
-    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        return most
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
         return [self._tree(sequence) for sequence in context.sequences]
@@ -64,12 +61,3 @@ class DecoyDrafter:
             builder.add(node, (token + 1) % self._vocabulary)
             node = builder.add(node, token)
         return builder.build()
-
-    def observe(self, outcome: Outcome) -> None:
-        """Do nothing: nothing depends on it."""
-
-    def pause(self, key: str) -> None:
-        """Do nothing: nothing depends on it."""
-
-    def close(self, key: str) -> None:
-        """Do nothing: nothing depends on it."""

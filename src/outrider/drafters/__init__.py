@@ -1,4 +1,4 @@
-"""Drafting methods, one per file: which there are, and the config of each."""
+"""Drafting methods, one per file: their names and their configs."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from outrider.drafters.base import REGISTRY, DrafterConfig
 from outrider.errors import ConfigError
 
 AUTOMATIC: Final = "auto"
-"""What leaves the choice of the method open."""
+"""Name that lets Outrider choose the method."""
 AUTOMATICALLY: Final = f", which {AUTOMATIC} chose here,"
-"""Follows the name of a method that the user did not name, in messages."""
+"""In messages, after the name of a method that the user did not choose."""
 
 
 def methods() -> list[str]:
-    """Names of every method, without importing them."""
+    """List the names of all methods, without importing them."""
     names = [module.name for module in pkgutil.iter_modules(__path__)]
     return sorted(name for name in names if name != "base" and not name.startswith("_"))
 
 
 def config_class(name: str) -> type[DrafterConfig]:
-    """The config class of a method, importing its file.
+    """Import a method's file and return its config class.
 
     Raises:
-        ConfigError: listing the methods there are, and the nearest.
+        ConfigError: there is no such method; the message lists all and the closest name.
     """
     key = name.lower().replace("-", "_")
     if key not in REGISTRY:
@@ -42,35 +42,23 @@ def config_class(name: str) -> type[DrafterConfig]:
 
 
 def automatic_config(draft_models: Sequence[str]) -> DrafterConfig:
-    """The method to use when the user leaves the choice open: of those that offer themselves, the highest rank.
-
-    Args:
-        draft_models: draft models the user named.
-    """
-    found = [config_class(name) for name in methods()]
-    offers = [(config.automatic_rank, config.automatic(draft_models)) for config in found]
-    return max(((rank, offer) for rank, offer in offers if offer is not None), key=lambda pair: pair[0])[1]
+    """Choose the method for ``auto``: the one with the highest rank that offers a config for these draft models."""
+    offers = [config_class(name).automatic(draft_models) for name in methods()]
+    return max((offer for offer in offers if offer is not None), key=lambda offer: offer.automatic_rank)
 
 
 def make_config(name: str, options: Mapping[str, Any]) -> DrafterConfig:
-    """A method's config with some options set.
-
-    Raises:
-        ConfigError: naming an option the method does not have, or one out of bounds.
-    """
+    """Make a method's config from options; see :func:`changed` for errors."""
     return changed(config_class(name)(), options)
 
 
 def changed(config: DrafterConfig, options: Mapping[str, Any], *, chosen: str = "") -> DrafterConfig:
-    """A config with some options changed.
+    """Return a config with some options changed.
 
-    Args:
-        config: a method's config.
-        options: by name.
-        chosen: how the method was chosen, where the user did not, for messages.
+    ``chosen`` says in messages how the method was chosen if the user did not choose it.
 
     Raises:
-        ConfigError: naming an option the method does not have, or one out of bounds.
+        ConfigError: the method has no such option, or a value is out of bounds.
     """
     known = [item.name for item in dataclasses.fields(config)]  # type: ignore[arg-type]
     unknown = sorted(options.keys() - set(known))

@@ -5,8 +5,8 @@ The head's pages hold context rows only, one for each committed token whose hidd
     target   x0  x1  … x(t−1)  xt = anchor
     pages    c0  c1  … c(t−1) │ anchor and masks: computed in one pass, never kept
 
-How many of a block's tokens are put before the target is decided token by token from what was known before the token
-was drawn, which keeps every acceptance rule exact (DSpark, §3.3).
+Whether a block's next token is verified is decided before that token is drawn, so every acceptance rule stays exact
+(DSpark, §3.3).
 """
 
 from __future__ import annotations
@@ -19,22 +19,25 @@ import torch
 from outrider.control.price import RowPrice
 from outrider.drafters._growth import Failures
 from outrider.drafters._trained import ChainOptions, built_head, head_pages
-from outrider.drafters.base import Committed, DraftContext, DraftSequence, Frontier, Needs, Outcome, Proposal, Workbench
+from outrider.drafters.base import (
+    Committed,
+    DraftContext,
+    Drafter,
+    DraftSequence,
+    Frontier,
+    Needs,
+    Outcome,
+    Proposal,
+    Workbench,
+)
 from outrider.heads.native import block_runner
 from outrider.heads.runner import BlockRunner, DraftedBlock
 from outrider.kv.pool import PagedCache
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder, root_only
 
 
-class BlockDrafter:
-    """Runs a block head against its own pages.
-
-    Args:
-        runner: the head.
-        cache: its pages.
-        price: which drafts are worth their row.
-        most: most drafted tokens.
-    """
+class BlockDrafter(Drafter):
+    """Runs a block head on its own pages, for at most ``most`` drafted tokens that are worth their price."""
 
     def __init__(self, runner: BlockRunner, cache: PagedCache, price: RowPrice, most: int) -> None:
         self.needs = Needs(hidden_layers=runner.hidden_layers, price=price)
@@ -65,13 +68,13 @@ class BlockDrafter:
             self._cache.share(kept.key, kept.tokens, self._known[kept.key])
 
     def _is_next(self, kept: Committed) -> bool:
-        """Whether a sequence's rows go on where the known ones end, and there is room for them."""
+        """Whether a sequence's rows continue the known ones, and there is room for them."""
         known = self._known.get(kept.key)
         stop = kept.start + len(kept.rows)
         if known is None or stop <= known:
             return False
         if kept.start > known or stop > self._runner.context_length or not self._cache.extend(kept.key, stop):
-            self._drop(kept.key)  # rows go by unseen, so that nothing can follow
+            self._drop(kept.key)  # rows are missing, so drafting cannot continue
             return False
         return True
 
@@ -97,7 +100,7 @@ class BlockDrafter:
         return SequenceRows(sequence.key, len(sequence.tokens) - 1, (sequence.tokens[-1], *masks), None, together=True)
 
     def _draw(self, context: DraftContext, ready: Sequence[int], block: DraftedBlock) -> list[TreeBuilder]:
-        """Choose the blocks' tokens one slot after the other, as far as another is worth its row."""
+        """Choose the blocks' tokens slot by slot, until the next one is not worth its row."""
         builders = [context.sequences[index].builder() for index in ready]
         live = list(range(len(ready)))
         for slot in range(self._runner.drafts):
@@ -120,7 +123,7 @@ class BlockDrafter:
         return builders
 
     def _goes_on(self, sequence: DraftSequence, builder: TreeBuilder, chance: float) -> bool:
-        """Whether there is room for another draft, and it is worth its row."""
+        """Whether another draft fits the budget and is worth its row."""
         if len(builder) > min(self._most, sequence.nodes - 1, sequence.depth):
             return False
         price = sequence.price or self.needs.price
@@ -129,7 +132,7 @@ class BlockDrafter:
     def _add(
         self, frontier: Frontier, builder: TreeBuilder, picked: list[list[Proposal]] | Exception, chance: float
     ) -> bool:
-        """Hang one sequence's next token; False where there is none."""
+        """Add one sequence's next token; False if there is none."""
         if isinstance(picked, Exception):
             self._failures.note(frontier.key, picked)
             return False
@@ -145,7 +148,7 @@ class BlockDrafter:
         self._drop(key)
 
     def _drop(self, key: str) -> None:
-        """Draft no more for a request; what it met stays, to be told."""
+        """Stop drafting for a request; its error stays and is raised later."""
         self._known.pop(key, None)
         self._cache.release(key)
 
@@ -155,18 +158,15 @@ def _last_node(key: str, builder: TreeBuilder, row: int) -> Frontier:
 
 
 _ROUND_COST: Final = 1.2
-"""A verified anchor and a drafted block, in passes over one row: a block costs about a fifth of a pass."""
+"""Cost of an anchor and a drafted block, in one-row passes: a block costs about a fifth of a pass."""
 
 
-def block_drafter(bench: Workbench, options: ChainOptions, row_cost: float) -> BlockDrafter:
-    """A drafter with a head of the family; see :func:`outrider.drafters._trained.built_head` for errors.
+def block_drafter(workbench: Workbench, options: ChainOptions, row_cost: float) -> BlockDrafter:
+    """Make a drafter with a block head; see :func:`outrider.drafters._trained.built_head` for errors.
 
-    Args:
-        bench: what it is built from.
-        options: of the method.
-        row_cost: of one more verified row, in passes over one row; 0 drafts whole blocks.
+    ``row_cost`` is the cost of one more verified row, in one-row passes; 0 drafts whole blocks.
     """
-    runner = block_runner(built_head(bench, options), bench.target)
+    runner = block_runner(built_head(workbench, options), workbench.target)
     price = RowPrice(row_cost=row_cost, round_cost=_ROUND_COST)
-    pages = head_pages(bench, options, runner.row_bytes)
+    pages = head_pages(workbench, options, runner.row_bytes)
     return BlockDrafter(runner, pages, price, options.num_draft_tokens or runner.drafts)

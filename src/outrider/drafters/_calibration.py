@@ -1,4 +1,4 @@
-"""A drafter's estimates, corrected by what became of them in the same request."""
+"""Correct a drafter's estimates by the acceptance in the same request."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from outrider.tree import TokenTree
 from outrider.verify.base import Verdict
 
 _PRIOR: Final = 2.0
-"""Tested drafts as which the estimates, taken to be right, count before anything was tested."""
+"""Weight of the uncorrected estimate, in tested drafts."""
 _MEMORY: Final = 48.0
-"""Tested drafts, or rounds without any, after which the past counts 1/e as much."""
+"""After this many tested drafts, or rounds without drafts, the past counts 1/e as much."""
 
 
 class Calibration:
-    """How often drafts were accepted, over how often they were expected to be.
+    """Ratio of accepted to expected drafts.
 
-    What lies back is forgotten, in rounds that draft nothing too, so that a drafter that was wrong is tried again.  The
-    correction of a round rests on the rounds before it alone, so that every acceptance rule stays exact.
+    Old rounds are forgotten, also while nothing is drafted, so a drafter that was wrong gets another try.  The
+    correction of a round uses only earlier rounds, so every acceptance rule stays exact.
     """
 
     def __init__(self) -> None:
@@ -25,16 +25,13 @@ class Calibration:
 
     @property
     def factor(self) -> float:
-        """What to multiply an estimated chance of acceptance by."""
+        """Factor for an estimated chance of acceptance."""
         return (_PRIOR + self._accepted) / (_PRIOR + self._expected)
 
     def observe(self, tree: TokenTree | None, verdict: Verdict) -> None:
-        """Learn what became of a round.
+        """Learn from a round, whose tree's survival was estimated with the current factor.
 
-        Args:
-            tree: what was drafted, its survival estimated with the factor before this call; None where the round
-                verified nothing of this drafter's.
-            verdict: what became of it.
+        ``tree`` is None if the round verified no tree of this drafter.
         """
         factor, tested = self.factor, 0 if tree is None else len(verdict.tested)
         keep = 1.0 - min(1.0, max(1, tested) / _MEMORY)

@@ -1,14 +1,14 @@
 """Drafting with a network that continues the target's hidden rows token by token: the EAGLE family.
 
-A head's row joins the target's feature at position i with the token at i + 1 (Li et al. 2024, §3), so for the head a
-text is its tokens from the second on:
+A head's row joins the target's feature at position i with the token at i + 1 (Li et al. 2024, §3).  So the head's text
+begins with the second token:
 
     target   x0  x1  x2 … x(t−1)  xt = anchor
     head         x1  x2 … x(t−1)  xt │ nodes of the growing tree
     features     g0  g1 …          g(t−1) │ the head's own answers
 
-Rows of committed tokens are computed with the target's features, never with guessed ones: after a round the accepted
-nodes are computed again, in the pass that starts the next tree.
+Rows of committed tokens use the target's features, never guessed ones.  So accepted nodes are computed again, in the
+pass that starts the next tree.
 """
 
 from __future__ import annotations
@@ -19,21 +19,17 @@ from typing import overload
 
 import torch
 
-from outrider.drafters._growth import Failures, Growth, TreeShape, grow_level, node_rows
+from outrider.drafters._growth import CHUNK, JOINED, Failures, Growth, TreeShape, grow_level, node_rows
 from outrider.drafters._trained import TreeOptions, built_head, head_pages
-from outrider.drafters.base import Committed, DraftContext, DraftSequence, Needs, Outcome, Workbench
+from outrider.drafters.base import Committed, DraftContext, Drafter, DraftSequence, Needs, Outcome, Workbench
 from outrider.heads.native import feature_runner
 from outrider.heads.runner import FeatureRunner
 from outrider.kv.pool import PagedCache
-from outrider.tree import SequenceRows, TokenTree, TreeBatch, root_only
-
-_CHUNK = 512
-_JOINED = 32
-"""So many rows that the cache lags behind go into the first drafting pass; more of them get passes of their own."""
+from outrider.tree import SequenceRows, TokenTree, TreeBatch
 
 
 class _Shifted(Sequence[int]):
-    """Names the head's rows to the prefix index: the second token and so on, with the first joined to the second."""
+    """The head's text for the prefix index: the tokens from the second on; its first item holds the first two."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
@@ -55,38 +51,28 @@ class _Shifted(Sequence[int]):
 
 @dataclass(eq=False)
 class _State:
-    """What is known of one request.
-
-    ``features`` are those of the head's rows from ``computed`` on; the engine's tokens grow in place.
-    """
+    """One request's tokens, which grow in place, and its features."""
 
     tokens: Sequence[int]
     computed: int
+    """Number of rows in the head's pages."""
     features: list[torch.Tensor] = field(default_factory=list)
+    """Features of the rows from ``computed`` on."""
 
     @property
     def known(self) -> int:
-        """Positions whose features were seen."""
+        """Number of positions with features."""
         return self.computed + sum(map(len, self.features))
 
     def take(self, count: int) -> torch.Tensor:
-        """Hand out the next features, oldest first."""
+        """Remove and return the oldest features."""
         joined = torch.cat(self.features)
         self.features = [joined[count:]] if count < len(joined) else []
         return joined[:count]
 
 
-class FeatureDrafter:
-    """Runs a head against its own pages.
-
-    Args:
-        model: the head.
-        cache: its pages.
-        shape: which nodes have how many children.
-        depth: most levels.
-        most_nodes: most nodes of a tree, anchor included.
-        needs: of the method; the layers are the head's.
-    """
+class FeatureDrafter(Drafter):
+    """Runs a head on its own pages; adds the head's layers to the method's needs."""
 
     def __init__(
         self, model: FeatureRunner, cache: PagedCache, shape: TreeShape, *, depth: int, most_nodes: int, needs: Needs
@@ -104,16 +90,12 @@ class FeatureDrafter:
         return known
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
-        growing = [self._begin(index, sequence) for index, sequence in enumerate(context.sequences)]
-        active = [growth for growth in growing if growth is not None and growth.room]
+        growing = [self._begin(sequence) for sequence in context.sequences]
+        active = [growth for growth in growing if growth is not None and growth.grows]
         answers = self._start(context, active)
-        while active := [growth for growth in active if growth.frontier and growth.room]:
+        while active := [growth for growth in active if growth.grows]:
             answers = self._go_on(context, active, answers)
-        self._failures.collect(growing)
-        return [
-            growth.finish() if growth else root_only(sequence.tokens[-1])
-            for growth, sequence in zip(growing, context.sequences, strict=True)
-        ]
+        return self._failures.finish(context, growing)
 
     def observe(self, outcome: Outcome) -> None:
         for kept in outcome.committed:
@@ -121,10 +103,10 @@ class FeatureDrafter:
             if state is None:
                 continue
             if kept.start > state.known:
-                self._drop(kept.key)  # rows went by unseen, so that nothing can follow
+                self._drop(kept.key)  # rows are missing, so drafting cannot continue
                 continue
             self._note(state, kept, outcome)
-            if state.known - state.computed > _CHUNK or self._fills_a_page(state):
+            if state.known - state.computed > CHUNK or self._fills_a_page(state):
                 # The anchor's row waits for the pass that drafts from it.
                 self._compute(kept.key, state, min(state.known, len(state.tokens) - 2))
 
@@ -138,11 +120,11 @@ class FeatureDrafter:
             self._failures.forget(key)
 
     def _drop(self, key: str) -> None:
-        """Draft no more for a request; what it met stays, to be told."""
+        """Stop drafting for a request; its error stays and is raised later."""
         state = self._states.pop(key, None)
         try:
             if state is not None and key not in self._failures and self._fills_a_page(state):
-                # For the next request whose text begins like this one.
+                # For later requests that begin with the same text.
                 self._compute(key, state, min(state.known, len(state.tokens) - 1))
         finally:
             self._cache.release(key)
@@ -157,8 +139,8 @@ class FeatureDrafter:
             layers = outcome.output.hidden
             state.features.append(self._model.fuse([layers[layer][rows] for layer in self._model.hidden_layers]))
 
-    def _begin(self, index: int, sequence: DraftSequence) -> Growth | None:
-        """Start a tree, or None where the request is past the head's context, out of pages or not known."""
+    def _begin(self, sequence: DraftSequence) -> Growth | None:
+        """Start a tree; None if the request is unknown, past the head's context, or out of pages."""
         self._failures.check(sequence.key)
         nodes = min(self._most_nodes, sequence.nodes)
         depth = min(self._depth, sequence.depth, nodes - 1)
@@ -168,22 +150,22 @@ class FeatureDrafter:
         if context + 1 + depth > self._model.context_length:
             self._drop(sequence.key)
             return None
-        self._compute(sequence.key, state, context + 1 - _JOINED)
+        self._compute(sequence.key, state, context + 1 - JOINED)
         if sequence.key not in self._states or not self._cache.extend(
             sequence.key, context + 1 + self._most_rows(depth)
         ):
             return None
-        growth = Growth(index, sequence, self._shape, self.needs.price, context=context, nodes=nodes, depth=depth)
+        growth = Growth(sequence, self._shape, self.needs.price, context=context, nodes=nodes, depth=depth)
         growth.pending = tuple(sequence.tokens[1 + state.computed : 1 + context])
         return growth
 
     def _most_rows(self, depth: int) -> int:
-        """Rows of nodes that a tree may compute."""
+        """Maximum rows of nodes that one tree computes."""
         beam = self._shape.beam
         return self._most_nodes if beam is None else max(self._most_nodes, beam**2 * depth)
 
     def _compute(self, key: str, state: _State, rows: int) -> None:
-        """Compute committed rows up to this one; without pages for them the request is forgotten."""
+        """Compute the first ``rows`` committed rows; without pages for them, forget the request."""
         if rows <= state.computed:
             return
         if not self._cache.extend(key, rows):
@@ -191,7 +173,7 @@ class FeatureDrafter:
             self._cache.release(key)
             return
         while state.computed < rows:
-            tokens = tuple(state.tokens[1 + state.computed : 1 + min(rows, state.computed + _CHUNK)])
+            tokens = tuple(state.tokens[1 + state.computed : 1 + min(rows, state.computed + CHUNK)])
             chunk = TreeBatch.pack([SequenceRows(key, state.computed, tokens, None)], self._model.device)
             self._model.forward(chunk, state.take(len(tokens)), self._cache)
             self._advance(key, state, state.computed + len(tokens))
@@ -201,7 +183,7 @@ class FeatureDrafter:
         self._cache.share(key, _Shifted(state.tokens), computed)
 
     def _start(self, context: DraftContext, active: Sequence[Growth]) -> dict[str, torch.Tensor]:
-        """Compute what is pending and the anchors, and grow the first level."""
+        """Compute pending rows and anchors, and grow the first level."""
         features = [self._states[growth.sequence.key].take(len(growth.pending) + 1) for growth in active]
         answers = self._level(context, active, features)
         for growth in active:
@@ -213,7 +195,7 @@ class FeatureDrafter:
     def _go_on(
         self, context: DraftContext, active: Sequence[Growth], answers: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Grow one more level from the answers of the last one."""
+        """Grow one more level from the answers of the last level."""
         features = []
         for growth in active:
             known, first = answers[growth.sequence.key], growth.first
@@ -224,11 +206,7 @@ class FeatureDrafter:
     def _level(
         self, context: DraftContext, active: Sequence[Growth], features: list[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Draft one level of every tree.
-
-        Returns:
-            The head's answers at the nodes it computed, by request.
-        """
+        """Draft one level of every tree, and return the head's answers at the computed nodes by request."""
         if not active:
             return {}
         rows = [growth.rows() for growth in active]
@@ -249,12 +227,12 @@ class FeatureDrafter:
         }
 
 
-def feature_drafter(bench: Workbench, options: TreeOptions, shape: TreeShape) -> FeatureDrafter:
-    """A drafter with a head of the family; see :func:`outrider.drafters._trained.built_head` for errors."""
-    runner = feature_runner(built_head(bench, options), bench.target)
+def feature_drafter(workbench: Workbench, options: TreeOptions, shape: TreeShape) -> FeatureDrafter:
+    """Make a drafter with a head of the EAGLE family; see :func:`outrider.drafters._trained.built_head` for errors."""
+    runner = feature_runner(built_head(workbench, options), workbench.target)
     return FeatureDrafter(
         runner,
-        head_pages(bench, options, runner.row_bytes),
+        head_pages(workbench, options, runner.row_bytes),
         shape,
         depth=options.num_steps,
         most_nodes=options.most_nodes,

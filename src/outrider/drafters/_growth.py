@@ -1,7 +1,7 @@
-"""How a tree grows level by level, whatever network answers for its nodes.
+"""Grow trees level by level, with any network that gives logits for their nodes.
 
 A dynamic tree follows EAGLE-2 (Li et al. 2024, §4): expand the likeliest nodes of each level, then keep the likeliest
-of all.  A static one has the shape it was given.
+of all.  A static tree has a fixed shape.
 """
 
 from __future__ import annotations
@@ -10,34 +10,33 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
-from typing import Protocol
+from itertools import accumulate, pairwise, takewhile
+from typing import Final, Protocol
 
 import torch
 
 from outrider.control.price import RowPrice
 from outrider.drafters.base import DraftContext, DraftSequence, Frontier, Proposal
-from outrider.tree import SequenceRows, TokenTree, TreeBuilder
+from outrider.tree import SequenceRows, TokenTree, TreeBuilder, root_only
 
+CHUNK: Final = 512
+"""Maximum committed rows per sequence in one pass of a drafter."""
+JOINED: Final = 32
+"""Up to this many committed rows join the first drafting pass; more get passes of their own."""
 Ranks = tuple[int, ...]
-"""Names a node of a shape: which of its parent's children it is, after which of its own parent's its parent is, …"""
+"""Position of a node in a shape: the child index at each level, from the anchor down."""
 
 
 class TreeShape(Protocol):
-    """Which nodes of a tree have how many children."""
+    """Number of children of each node."""
 
     @property
     def beam(self) -> int | None:
-        """Nodes of a level that may have children; None is all."""
+        """Nodes per level that may have children; None is all."""
         ...
 
     def width(self, ranks: Ranks, causal: bool) -> int:
-        """Children of a node.
-
-        Args:
-            ranks: the node.
-            causal: whether the number must not depend on what was drawn.
-        """
+        """Number of children of a node; if ``causal``, it must not depend on drawn tokens."""
         ...
 
 
@@ -52,16 +51,16 @@ class DynamicTree:
         return self.topk
 
     def width(self, ranks: Ranks, causal: bool) -> int:
-        """Where no draw may be looked at, only the anchor branches."""
+        """If the shape may not depend on drawn tokens, only the anchor branches."""
         return 1 if causal and ranks else self.topk
 
 
 @dataclass(frozen=True)
 class StaticTree:
-    """A shape given as data."""
+    """A fixed shape."""
 
     nodes: tuple[Ranks, ...]
-    """Every drafted node."""
+    """All drafted nodes."""
 
     @property
     def beam(self) -> None:
@@ -76,11 +75,9 @@ class StaticTree:
 
     @classmethod
     def likeliest(cls, chances: Sequence[Sequence[float]], count: int) -> StaticTree:
-        """The shape whose nodes are most often right (Cai et al. 2024, §2.3).
+        """Make the shape of ``count`` nodes with the likeliest nodes (Cai et al. 2024, §2.3).
 
-        Args:
-            chances: by depth and rank, how often the proposal of that rank is right if all before it were; falling.
-            count: drafted nodes.
+        ``chances`` says by depth and rank how often the proposal of that rank is right if its parent is; falling.
         """
         chosen: list[Ranks] = []
         offers: list[tuple[float, Ranks]] = [(-chances[0][0], (0,))] if chances else []
@@ -104,10 +101,10 @@ class StaticTree:
 
 
 class Failures:
-    """What went wrong while a tree grew, raised when its request is drafted for again.
+    """Errors met while a tree grew; raised when its request drafts again.
 
-    What had been drawn by then stands: under a ratio rule drawn tokens must be tested, since whether drafting goes on
-    may depend on them.
+    The tokens drawn before the error stay in the tree: under a ratio rule all drawn tokens must be tested, because
+    they may have caused the error.
     """
 
     def __init__(self) -> None:
@@ -117,72 +114,61 @@ class Failures:
         return key in self._met
 
     def note(self, key: str, error: Exception) -> None:
-        """A request's tree ends where it stands."""
+        """Remember a request's error."""
         self._met[key] = error
 
-    def collect(self, growing: Iterable[Growth | None]) -> None:
-        """Note what trees met that are finished."""
-        for growth in growing:
+    def finish(self, context: DraftContext, growing: Iterable[Growth | None]) -> list[TokenTree]:
+        """Return every sequence's finished tree, and note the errors of those that failed; None is the anchor alone."""
+        trees = []
+        for growth, sequence in zip(growing, context.sequences, strict=True):
             if growth is not None and growth.error is not None:
-                self.note(growth.sequence.key, growth.error)
+                self.note(sequence.key, growth.error)
+            trees.append(growth.finish() if growth else root_only(sequence.tokens[-1]))
+        return trees
 
     def check(self, key: str) -> None:
-        """Raise what the request met before; again and again, since who fails beside others is tried alone next."""
+        """Raise the request's error.  Keeps raising: the guard retries each request alone."""
         if (error := self._met.get(key)) is not None:
             raise error
 
     def forget(self, key: str) -> None:
-        """The request has ended."""
+        """Drop the error of a request that has ended."""
         self._met.pop(key, None)
 
 
 class Growth:
-    """One request's tree while it grows.
+    """One request's tree while it grows, to at most ``nodes`` nodes, anchor included, and ``depth`` levels.
 
-    Args:
-        index: the request's place in the context.
-        sequence: the request.
-        shape: which nodes have how many children.
-        price: which of them are worth their row.
-        context: rows before the anchor's in the drafter's cache, computed or not.
-        nodes: most nodes, anchor included.
-        depth: most levels.
+    ``context`` is the number of rows before the anchor in the drafter's cache, computed or not.  The price decides
+    which drafts are worth their row.
     """
 
     def __init__(
-        self,
-        index: int,
-        sequence: DraftSequence,
-        shape: TreeShape,
-        price: RowPrice,
-        *,
-        context: int,
-        nodes: int,
-        depth: int,
+        self, sequence: DraftSequence, shape: TreeShape, price: RowPrice, *, context: int, nodes: int, depth: int
     ) -> None:
-        self.index, self.sequence, self.context = index, sequence, context
+        self.sequence, self.context = sequence, context
         self.pending: tuple[int, ...] = ()
-        """Committed tokens before the anchor whose rows the first pass computes as well."""
+        """Committed tokens before the anchor that the first pass computes, too."""
         self.computed = 0
-        """Nodes whose rows the draft cache holds."""
+        """Number of nodes whose rows are in the draft cache."""
         self.first = 0
-        """First of the nodes that the last pass computed."""
+        """First node of the last pass."""
         self.frontier = [0]
-        """Nodes of the last level that are worth expanding."""
+        """Nodes of the last level to expand."""
         self.error: Exception | None = None
-        """Why the tree ended where it stands, if something failed."""
+        """The error that ended the tree, if any."""
         self._builder: TreeBuilder = sequence.builder()
         self._ranks: list[Ranks] = [()]
         self._shape, self._nodes, self._depth = shape, nodes, depth
         self._price = sequence.price or price
         self._level = 0
         self._widths: list[int] = []
-        """Most children of each node of the frontier."""
+        """Maximum children of each node of the frontier."""
 
     @property
-    def room(self) -> bool:
-        """Whether another level may be drafted."""
-        return self._level < self._depth
+    def grows(self) -> bool:
+        """Whether another level can be drafted."""
+        return bool(self.frontier) and self._level < self._depth
 
     @property
     def parents(self) -> Sequence[int]:
@@ -190,21 +176,20 @@ class Growth:
         return self._builder.parents
 
     def rows(self) -> SequenceRows:
-        """The pass that computes every node not computed yet."""
+        """Rows of the pass that computes the new nodes."""
         done = len(self.pending) + self.computed if self.computed else 0
         start = self.context - len(self.pending)
         return SequenceRows(self.sequence.key, start, self.pending, self._builder.grown(), skip=done)
 
     def fail(self, error: Exception) -> None:
-        """End the tree where it stands."""
+        """Stop growing; the tree keeps its nodes."""
         self.frontier, self.error = [], error
 
     def begin_level(self, rows: Sequence[int], causal: bool) -> Frontier:
-        """Count all nodes as computed, and ask for a level of proposals.
+        """Mark all nodes as computed, and return the frontier that needs proposals.
 
-        Args:
-            rows: row of the logits for each node that was not computed before.
-            causal: whether the tree's shape must not depend on what was drawn.
+        ``rows`` has the row of the logits for each newly computed node; if ``causal``, the shape must not depend on
+        drawn tokens.
         """
         self.first, self.computed = self.computed, len(self._builder)
         self._level += 1
@@ -214,7 +199,7 @@ class Growth:
         return Frontier(self.sequence.key, asked, paths, self.frontier, max(self._widths))
 
     def hang(self, picked: list[list[Proposal]] | Exception, causal: bool, source: int) -> None:
-        """Hang a level of proposals below the frontier; whatever fails, what was drawn stands."""
+        """Add a level of proposals below the frontier; if something fails, the tokens drawn before stay."""
         try:
             if isinstance(picked, Exception):
                 raise picked
@@ -242,7 +227,7 @@ class Growth:
         return sorted(node for node in best if self._shape.width(self._ranks[node], causal))
 
     def finish(self) -> TokenTree:
-        """The tree, cut to its most promising nodes where it outgrew its budget."""
+        """The tree; above its budget, only the likeliest nodes."""
         tree = self._builder.build()
         if len(tree) <= self._nodes:
             return tree
@@ -250,16 +235,11 @@ class Growth:
         return tree.subtree(sorted(best))
 
     def rows_of(self, tokens: Sequence[int]) -> list[int]:
-        """Draft cache rows, counted from the anchor's, of a path of accepted tokens, as far as they were computed.
+        """Rows in the draft cache, counted from the anchor's, of a path of accepted tokens, as far as computed.
 
         The path may come from a tree this one was merged into, so it is followed by token.
         """
-        rows: list[int] = []
-        for node in self._builder.walk(tokens):
-            if node >= self.computed:
-                break
-            rows.append(node)
-        return rows
+        return list(takewhile(lambda node: node < self.computed, self._builder.walk(tokens)))
 
 
 def grow_level(
@@ -269,14 +249,10 @@ def grow_level(
     rows: Iterable[Sequence[int]],
     source: int = 0,
 ) -> None:
-    """Hang a level of proposals below every tree's frontier.
+    """Add a level of proposals below every tree's frontier.
 
-    Args:
-        context: turns logits into proposals.
-        growing: the trees.
-        logits: float [rows, vocabulary].
-        rows: of each tree, the row for each node that was not computed before.
-        source: which drafter of a merged tree this is.
+    ``logits`` are float [rows, vocabulary]; ``rows`` has, for each tree, the row of each newly computed node;
+    ``source`` is the drafter's index in a merged tree.
     """
     frontiers = [growth.begin_level(own, context.causal) for growth, own in zip(growing, rows, strict=True)]
     for growth, picked in zip(growing, context.pick(logits, frontiers, source), strict=True):
@@ -284,6 +260,6 @@ def grow_level(
 
 
 def node_rows(passed: Sequence[SequenceRows]) -> list[range]:
-    """The rows of a pass's logits that answer for each sequence's nodes."""
+    """Rows of a pass's logits that belong to each sequence's nodes."""
     counts = [0 if one.tree is None else min(one.rows, len(one.tree.tokens)) for one in passed]
     return [range(first, last) for first, last in pairwise(accumulate(counts, initial=0))]

@@ -1,4 +1,4 @@
-"""A suffix automaton that grows token by token: every substring of a text, with how often it occurs.
+"""A suffix automaton that grows token by token: all substrings of a text, with their counts.
 
 Source: Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985; online construction.
 """
@@ -14,12 +14,11 @@ _COUNT_STEPS: Final = 64
 
 
 class SuffixAutomaton:
-    """States are classes of substrings that end at the same places.
+    """The automaton; a state is a class of substrings with the same end positions.
 
-    ``following[s]`` leads from a state by a token, ``link[s]`` to the state of its longest proper suffix that occurs
-    elsewhere too, ``length[s]`` is the length of its longest substring, and ``count[s]`` how often that occurs.
-    Counts of a text that repeats itself endlessly stop growing for its shortest substrings, so that one more token
-    never costs more than a fixed number of steps.
+    ``following[s]`` maps a token to the next state, ``link[s]`` is the state of the longest proper suffix that also
+    occurs elsewhere, ``length[s]`` is the length of the longest substring, and ``count[s]`` is how often it occurs.
+    An added token updates the counts of a limited number of suffixes, the longest first.
     """
 
     def __init__(self) -> None:
@@ -29,7 +28,7 @@ class SuffixAutomaton:
         self.count: list[int] = [0]
         self.last = ROOT
         self.tokens = 0
-        """How many tokens it holds."""
+        """Number of tokens."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens."""
@@ -38,15 +37,9 @@ class SuffixAutomaton:
         self.tokens += len(tokens)
 
     def step(self, state: int, matched: int, token: int) -> tuple[int, int]:
-        """Follow one more token of a text that is matched against this automaton.
+        """Extend a match by the next token of a text.
 
-        Args:
-            state: state of the longest suffix matched so far.
-            matched: its length.
-            token: the next token.
-
-        Returns:
-            The same for the longer text.
+        A match is the state of the text's longest suffix in the automaton, and its length.
         """
         while state != ROOT and token not in self.following[state]:
             state = self.link[state]
@@ -70,7 +63,7 @@ class SuffixAutomaton:
                 break
 
     def _class_of(self, state: int, token: int) -> int:
-        """The state of a state's substring plus a token, split off its class where that holds longer ones."""
+        """The state of a state's longest substring plus a token; split off if its class has longer substrings."""
         target = self.following[state][token]
         if self.length[target] == self.length[state] + 1:
             return target

@@ -1,45 +1,47 @@
-"""What methods that draft with a trained head have in common: options, how the head is found, and its pages."""
+"""Shared by methods with a trained head: options, finding the head, and its pages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from outrider.control.price import RowPrice
 from outrider.drafters import config_class, methods
-from outrider.drafters.base import Needs, Workbench, survival_option
+from outrider.drafters.base import Needs, Workbench, depth_option, survival_option, tokens_option, width_option
 from outrider.errors import ConfigError
 from outrider.heads.loading import kind_of
 from outrider.kv.pool import PagedCache
 from outrider.models.shipped_heads import measured_options
 from outrider.options import Role, check_options, option, roles_of
 
-if TYPE_CHECKING:
-    from typing import Self
+
+def automatic_head(config: Any, draft_models: Sequence[str]) -> Any:
+    """Offer a method's config if the only draft model named is a head of its kind; otherwise None."""
+    if len(draft_models) == 1 and kind_of(draft_models[0]) == config.kind:
+        return config(head=draft_models[0], **measured_options(config.method, draft_models[0]))
+    return None
 
 
 @dataclass(frozen=True)
 class ChainOptions:
-    """Options of a method whose head drafts a chain at once."""
+    """Options of a method whose head drafts a chain in one pass."""
 
     method: ClassVar[str]
     kind: ClassVar[str]
-    """The file of ``heads`` whose heads it runs."""
+    """Name of the head's file in ``heads``."""
     automatic_rank: ClassVar[int] = 7
 
     head: str = option("", "Folder of the trained head, or name of a shipped head.", role=Role.HEAD)
-    num_draft_tokens: int = option(
-        7,
-        "Maximum draft tokens per round; at most as many as the head was trained for.",
-        low=0,
-        high=64,
-        role=Role.TOKENS,
-    )
+    num_draft_tokens: int = tokens_option(7, "; at most as many as the head was trained for", high=64)
 
     def __post_init__(self) -> None:
         """Refuse values out of bounds."""
         check_options(self)
+
+    @classmethod
+    def automatic(cls, draft_models: Sequence[str]) -> Any:
+        return automatic_head(cls, draft_models)
 
     @property
     def needs(self) -> Needs:
@@ -49,11 +51,6 @@ class ChainOptions:
     def most_nodes(self) -> int:
         return 1 + self.num_draft_tokens
 
-    @classmethod
-    def automatic(cls, draft_models: Sequence[str]) -> Self | None:
-        found: Self | None = automatic_head(cls, draft_models)
-        return found
-
 
 @dataclass(frozen=True)
 class TreeOptions:
@@ -61,26 +58,22 @@ class TreeOptions:
 
     method: ClassVar[str]
     kind: ClassVar[str]
-    """The file of ``heads`` whose heads it runs."""
+    """Name of the head's file in ``heads``."""
     automatic_rank: ClassVar[int] = 7
 
     head: str = option("", "Folder of the trained head, or name of a shipped head.", role=Role.HEAD)
-    num_steps: int = option(4, "Draft depth: head steps per round.", low=0, high=64, role=Role.DEPTH)
-    topk: int = option(
-        1, "Nodes to expand per level, and branches per node; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH
-    )
-    num_draft_tokens: int = option(
-        0,
-        "Maximum draft tokens per round; 0 is one per step for a chain, three per step for a tree.",
-        low=0,
-        high=1024,
-        role=Role.TOKENS,
-    )
+    num_steps: int = depth_option(4, "head steps")
+    topk: int = width_option(1, "Nodes to expand per level, and branches per node")
+    num_draft_tokens: int = tokens_option(0, "; 0 is one per step for a chain, three per step for a tree")
     min_survival: float = survival_option(0.2)
 
     def __post_init__(self) -> None:
         """Refuse values out of bounds."""
         check_options(self)
+
+    @classmethod
+    def automatic(cls, draft_models: Sequence[str]) -> Any:
+        return automatic_head(cls, draft_models)
 
     @property
     def needs(self) -> Needs:
@@ -90,48 +83,36 @@ class TreeOptions:
     def most_nodes(self) -> int:
         return 1 + (self.num_draft_tokens or (1 if self.topk == 1 else 3) * self.num_steps)
 
-    @classmethod
-    def automatic(cls, draft_models: Sequence[str]) -> Self | None:
-        found: Self | None = automatic_head(cls, draft_models)
-        return found
-
-
-def automatic_head(config: Any, draft_models: Sequence[str]) -> Any:
-    """A method's config for the one draft model that was named, if that is a head of its kind; else None."""
-    if len(draft_models) == 1 and kind_of(draft_models[0]) == config.kind:
-        return config(head=draft_models[0], **measured_options(config.method, draft_models[0]))
-    return None
-
 
 def head_config(path: str) -> Any:
-    """The method that runs the head in a folder, with its defaults; None where the folder holds no head."""
+    """Make the config of the method that runs the head in a folder, with its defaults; None if there is no head."""
     kind = kind_of(path) if path else None
     return None if kind is None else runner(kind, path)
 
 
 def runner(kind: str, head: str) -> Any:
-    """The method that runs heads of a kind, with its defaults, for the one of that name; None where there is none."""
+    """Make the config of the best method that runs heads of a kind, with its defaults; None if there is none."""
     every: list[Any] = [config_class(name) for name in methods()]
     runners = [config for config in every if Role.HEAD in roles_of(config) and config.kind == kind]
     best = max(runners, key=lambda config: config.automatic_rank, default=None)
     return None if best is None else best(head=head)
 
 
-def built_head(bench: Workbench, options: ChainOptions | TreeOptions) -> Any:
-    """The network a method drafts with.
+def built_head(workbench: Workbench, options: ChainOptions | TreeOptions) -> Any:
+    """Build a method's network.
 
     Raises:
-        ConfigError: none was named, or it is not for this target.
+        ConfigError: no head was named, or it was made for another target.
         ModelError: it cannot be read.
     """
     if not options.head:
         raise ConfigError(f"{options.method} needs a trained head; name its folder as head")
-    return bench.head(options.head).build()
+    return workbench.head(options.head).build()
 
 
-def head_pages(bench: Workbench, options: ChainOptions | TreeOptions, row_bytes: int) -> PagedCache:
-    """Pages of a head's own."""
+def head_pages(workbench: Workbench, options: ChainOptions | TreeOptions, row_bytes: int) -> PagedCache:
+    """Make a head's own pages."""
     name = f"head:{options.head}"
-    bench.reserve(name, row_bytes)
-    # Which rows share a pass moves a head's answers by rounding alone, and what it drafts changes no text.
-    return bench.pool.cache(name, row_invariant=bench.target.row_invariant)
+    workbench.reserve(name, row_bytes)
+    # Other rows in a pass change a head's answers only by rounding, and its drafts change no text.
+    return workbench.pool.cache(name, row_invariant=workbench.target.row_invariant)

@@ -1,7 +1,7 @@
 """The drafter protocol: what a drafter sees, what it returns, and how it registers.
 
-A drafter is one file in this package: a frozen config dataclass whose ``method`` is the file's name, and the class
-its ``build`` returns.  Flags, bench rows, metrics and the contract suite follow from the registration.
+A method is one file in this package: a frozen config whose ``method`` is the file's name, and the drafter that its
+``build`` returns.  Flags, bench rows, metrics and the contract suite follow from the registration.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a drafter asks of the engine, as data."""
+    """What a drafter requires of the engine, as data."""
 
     branching: bool = False
     """Its trees may branch."""
     merged: bool = False
     """Its trees may hold draws of several drafters below one node."""
     deterministic: bool = False
-    """Some drafts are point masses given the text before them, whatever the acceptance rule."""
+    """Some drafts are certain given the text before them, whatever the acceptance rule."""
     hidden_layers: tuple[int, ...] = ()
     """Target layers whose hidden rows it reads; see :class:`outrider.models.base.TargetOutput`."""
     reads_hidden: bool = False
-    """It will read hidden rows, of layers that only its weights tell."""
+    """It reads hidden rows, but which layers is known only once its weights are loaded."""
     price: RowPrice = FREE
-    """What a draft of its must promise to be verified, unless the controller says otherwise."""
+    """How good a draft must be to be verified, unless the controller sets another price."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,20 +56,20 @@ class DraftSequence:
     nodes: int
     """Most nodes the tree may have, anchor included."""
     depth: int
-    """Deepest draft that can still become text."""
+    """Maximum depth of a draft that can still become text."""
     price: RowPrice | None = None
-    """What a draft must promise; None leaves it to the drafter's own :attr:`Needs.price`."""
+    """How good a draft must be to be verified; None uses the drafter's own :attr:`Needs.price`."""
     reads_others: bool = True
-    """Whether it may draft from the outputs of other requests.  Not under a ratio rule with a seed that the user gave:
-    another request may have thrown the same dice, and its tokens would depend on those thrown now."""
+    """Whether it may draft from the outputs of other requests; not under a ratio rule with a seed from the user:
+    an earlier request may have drawn its tokens with the same dice."""
 
     def builder(self) -> TreeBuilder:
-        """A tree of only the anchor, to grow."""
+        """Start a tree with only the anchor."""
         return TreeBuilder(self.tokens[-1])
 
 
 class Proposal(NamedTuple):
-    """One token that a drafter's distribution yields under the acceptance rule."""
+    """One token to draft, chosen from a drafter's distribution in the way the acceptance rule needs."""
 
     token: int
     probability: float
@@ -81,7 +81,7 @@ class Proposal(NamedTuple):
 
 
 class Frontier(NamedTuple):
-    """Nodes of one sequence's tree that are to get proposals."""
+    """Nodes of one sequence's tree that need proposals."""
 
     key: str
     rows: Sequence[int]
@@ -89,13 +89,13 @@ class Frontier(NamedTuple):
     paths: Sequence[Sequence[int]]
     """Drafted tokens from the anchor to each node."""
     nodes: Sequence[int]
-    """The nodes, which name their dice under ratio rules."""
+    """The nodes; ratio rules key their dice by them."""
     width: int
-    """Proposals wanted per node."""
+    """Number of proposals per node."""
 
 
 class Picker(Protocol):
-    """Turns drafter logits into proposals.  It holds the dice and knows the rule, so that no drafter has to."""
+    """Turns drafter logits into proposals.  It holds the dice and knows the rule, so drafters need neither."""
 
     def pick(
         self, logits: torch.Tensor, frontiers: Sequence[Frontier], source: int
@@ -116,19 +116,19 @@ class DraftContext:
     def pick(
         self, logits: torch.Tensor, frontiers: Sequence[Frontier], source: int = 0
     ) -> list[list[list[Proposal]] | Exception]:
-        """Turn drafter logits into proposals: the one place where a drafter's distribution meets the dice.
+        """Turn drafter logits into proposals.
 
-        Ask for all sequences at once: that costs little more than one.
+        Pass all sequences in one call: it costs little more than one sequence.
 
         Args:
             logits: float [rows, ≥ vocabulary], the drafter's, in target token ids.
-            frontiers: the nodes that get proposals, by sequence.
-            source: which drafter of a merged tree asks.
+            frontiers: the nodes that need proposals, by sequence.
+            source: index of the drafter in a merged tree.
 
         Returns:
-            For each sequence the proposals of each node, most promising first, in the order drawn where the tree is
-            ``causal``; none for a node behind an end of the output, nor for one whose history the request's parameters
-            refuse.  Whatever else fails for one sequence stands in its place as an exception.
+            For each sequence the proposals of each node: best first, or in the order drawn if the tree is ``causal``.
+            A node after the end of the output has none, nor one whose history the request's parameters refuse.  If
+            anything else fails for a sequence, the exception stands in its place.
         """
         try:
             return self.picker.pick(logits, frontiers, source)
@@ -137,11 +137,11 @@ class DraftContext:
 
 
 class Committed(NamedTuple):
-    """The rows of a pass that one sequence keeps for good: a prompt's chunk, or an anchor and what was accepted."""
+    """The rows of a pass that one sequence keeps: a prompt's chunk, or the anchor and its accepted drafts."""
 
     key: str
     tokens: Sequence[int]
-    """Committed token ids, prompt first; with those that the round emitted."""
+    """Committed token ids, prompt first, those of this round included."""
     start: int
     """Position of the first row."""
     rows: Sequence[int]
@@ -149,36 +149,39 @@ class Committed(NamedTuple):
 
 
 class Outcome(Protocol):
-    """What became of one round.  Each part is put together when it is first asked for."""
+    """The result of one round.  Each part is computed when it is first read."""
 
     @property
     def sequences(self) -> Sequence[DraftSequence]:
-        """Every sequence that got a token; its ``tokens`` hold those of the round already."""
+        """Every sequence that got a token; its ``tokens`` include those of this round."""
         ...
 
     @property
     def trees(self) -> Sequence[TokenTree]:
-        """What was verified of each of them."""
+        """The verified tree of each of these sequences."""
         ...
 
     @property
     def verdicts(self) -> Sequence[Verdict]:
-        """What became of each tree."""
+        """The verdict on each tree."""
         ...
 
     @property
     def output(self) -> TargetOutput:
-        """Of the pass."""
+        """The target's output."""
         ...
 
     @property
     def committed(self) -> Sequence[Committed]:
-        """Of every sequence in the pass, those that got no token yet included."""
+        """The committed rows of every sequence in the pass, prompts without a token yet included."""
         ...
 
 
 class Drafter(Protocol):
-    """Proposes trees.  It may be wrong, slow or silent; it may not change the output."""
+    """Proposes trees.  It may be wrong, slow or silent; it may not change the output.
+
+    A drafter that keeps no rows of its own subclasses this and writes only :meth:`propose`.
+    """
 
     needs: Needs
 
@@ -191,30 +194,52 @@ class Drafter(Protocol):
             most: number of reusable target rows.
 
         Returns:
-            How many of these rows to adopt; a drafter that must see the hidden rows of the rest returns less.
+            How many of these rows to adopt; a drafter that must see hidden rows returns fewer.
         """
-        ...
+        return most
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
-        """One tree per sequence of the context, within its ``nodes`` and ``depth``; the anchor alone is legal."""
+        """Return one tree per sequence, within its ``nodes`` and ``depth``; the anchor alone is legal."""
         ...
 
     def observe(self, outcome: Outcome) -> None:
-        """Learn what became of every sequence that took part in the round, drafted for or not."""
-        ...
+        """Learn the result of a round, for every sequence in it, drafted for or not."""
+        return
 
     def pause(self, key: str) -> None:
-        """Give back a request's pages; it comes back later with the same tokens and more."""
-        ...
+        """Give back the pages of a preempted request; it resumes later with the same tokens and more."""
+        return
 
     def close(self, key: str) -> None:
-        """Forget a request and release all that is held for it; unknown keys are ignored."""
-        ...
+        """Forget a request and release everything held for it; unknown keys are ignored."""
+        return
+
+
+class SeveralDrafters(Drafter):
+    """A drafter made of others, each of which sees every request and round."""
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self._drafters = drafters
+
+    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
+        return min(drafter.adopt(key, tokens, most) for drafter in self._drafters)
+
+    def observe(self, outcome: Outcome) -> None:
+        for drafter in self._drafters:
+            drafter.observe(outcome)
+
+    def pause(self, key: str) -> None:
+        for drafter in self._drafters:
+            drafter.pause(key)
+
+    def close(self, key: str) -> None:
+        for drafter in self._drafters:
+            drafter.close(key)
 
 
 @dataclass(frozen=True, eq=False)
 class Workbench:
-    """What a drafter's config may build from."""
+    """The parts that a drafter is built from."""
 
     target: TargetModel
     tokenizer: Tokenizer | None
@@ -226,12 +251,12 @@ class Workbench:
     load: Callable[[str], tuple[TargetModel, Tokenizer | None]]
     """Loads another model in the target's precision, on its device."""
     heads: Mapping[str, HeadCheckpoint] = field(default_factory=dict)
-    """Trained heads that are in memory, by name."""
+    """Trained heads in memory, by name."""
     reserve: Callable[[str, int], None] = lambda name, row_bytes: None
-    """Notes how many bytes one position takes in a cache of the drafter's own."""
+    """Called with the name of a drafter's own cache and its bytes per position."""
 
     def head(self, path: str) -> HeadCheckpoint:
-        """A trained head that was made for this target.
+        """Read a trained head and fit it to the target.
 
         Raises:
             ModelError: there is none, or it cannot be read.
@@ -252,40 +277,35 @@ class DrafterConfig(Protocol):
     """The options of one method: a frozen dataclass."""
 
     method: ClassVar[str]
-    """The name of the method: its file's name."""
+    """Name of the method and of its file."""
     automatic_rank: ClassVar[int]
-    """Preference when the user leaves the choice open; of the methods that offer themselves the highest wins."""
+    """Rank for ``auto``: of the methods that offer a config, the highest wins."""
 
     @property
     def needs(self) -> Needs:
-        """What the drafter will ask, known before anything is loaded."""
+        """What the drafter requires, as far as it is known before anything is loaded."""
         ...
 
     @property
     def most_nodes(self) -> int:
-        """Most nodes of a tree, anchor included; 1 is plain decoding."""
+        """Maximum nodes of a tree, anchor included; 1 is plain decoding."""
         ...
 
-    def build(self, bench: Workbench) -> Drafter:
+    def build(self, workbench: Workbench) -> Drafter:
         """Make the drafter."""
         ...
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> DrafterConfig | None:
-        """The config to use when the user leaves the choice open, or None where the method is not for that."""
+        """The config that the method offers to ``auto``; None if it offers none."""
         ...
 
 
 def check_rollback(config: DrafterConfig, model: TargetModel, name: str) -> None:
-    """Refuse drafts that a model could not take back.
-
-    Args:
-        config: of the method that drafts.
-        model: what reads the drafts.
-        name: what it is called, for the message.
+    """Refuse a method whose drafts a model cannot take back.
 
     Raises:
-        ConfigError: naming the method and the model.
+        ConfigError: naming the method, and the model by ``name``.
     """
     if config.most_nodes == 1 or model.rollback is Rollback.TREE:
         return
@@ -298,8 +318,25 @@ def check_rollback(config: DrafterConfig, model: TargetModel, name: str) -> None
         )
 
 
+def depth_option(default: int, steps: str, *, high: int = 64) -> Any:
+    """The option for the depth of drafts, in ``steps`` per round."""
+    text = f"Draft depth: {steps} per round. Raise it if acceptance is high."
+    return option(default, text, low=0, high=high, role=Role.DEPTH)
+
+
+def width_option(default: int, width: str, *, tree: str = "", high: int = 64) -> Any:
+    """The option for the width of trees; 1 drafts a chain, more drafts a ``tree``."""
+    text = f"{width}; 1 drafts a chain{tree and f', more {tree}'}. Raise it if rows are cheap."
+    return option(default, text, low=1, high=high, role=Role.WIDTH)
+
+
+def tokens_option(default: int, more: str = "", *, high: int = 1024) -> Any:
+    """The option for the size of drafts, with ``more`` help."""
+    return option(default, f"Maximum draft tokens per round{more}.", low=0, high=high, role=Role.TOKENS)
+
+
 def survival_option(default: float, what: str = "a draft") -> Any:
-    """The field of the least chance of acceptance."""
+    """The option ``min_survival``, which methods that draft with a network share."""
     return option(
         default,
         f"Skip {what} if the estimated chance that it and all drafts before it are accepted is lower. Raise it if rows "
@@ -315,13 +352,9 @@ REGISTRY: Final[dict[str, type[DrafterConfig]]] = {}
 
 
 def register(config: type[DrafterConfig]) -> type[DrafterConfig]:
-    """Make a method known; its name must be the name of the file it stands in."""
-    lacking = [
-        name
-        for name in ("method", "automatic_rank", "needs", "most_nodes", "build", "automatic")
-        if not hasattr(config, name)
-    ]
-    if lacking:
-        raise TypeError(f"drafter config {config.__name__} lacks {', '.join(lacking)}")
+    """Register a method under its name, which must be the name of its file."""
+    names = ("method", "automatic_rank", "needs", "most_nodes", "build", "automatic")
+    if missing := [name for name in names if not hasattr(config, name)]:
+        raise TypeError(f"drafter config {config.__name__} has no {', '.join(missing)}")
     REGISTRY[config.method] = config
     return config

@@ -23,9 +23,11 @@ class Blockwise(ChainOptions):
     method: ClassVar[str] = "blockwise"
     kind: ClassVar[str] = "blockwise"
 
-    def build(self, bench: Workbench) -> ParallelDrafter:
-        head = built_head(bench, self)
-        head.share(bench.target)
+    def build(self, workbench: Workbench) -> ParallelDrafter:
+        head = built_head(workbench, self)
+        head.share(workbench.target)
         head.give_projection()
         chain = StaticTree(tuple((0,) * depth for depth in range(1, self.most_nodes)))
-        return ParallelDrafter(ParallelRunner(head, bench.target), chain, most_nodes=self.most_nodes, needs=self.needs)
+        return ParallelDrafter(
+            ParallelRunner(head, workbench.target), chain, most_nodes=self.most_nodes, needs=self.needs
+        )

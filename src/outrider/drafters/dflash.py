@@ -22,5 +22,5 @@ class DFlash(ChainOptions):
     kind: ClassVar[str] = "dspark"
     automatic_rank: ClassVar[int] = 6
 
-    def build(self, bench: Workbench) -> BlockDrafter:
-        return block_drafter(bench, self, row_cost=0.0)
+    def build(self, workbench: Workbench) -> BlockDrafter:
+        return block_drafter(workbench, self, row_cost=0.0)

@@ -1,7 +1,6 @@
 """A smaller language model with the target's vocabulary drafts a chain or a tree.
 
-Source: Leviathan, Kalman, Matias 2023; Chen et al. 2023.  The tree's growth follows EAGLE-2 (Li et al. 2024, §4):
-expand the likeliest nodes of each level, then keep the likeliest of all.
+Source: Leviathan, Kalman, Matias 2023; Chen et al. 2023.  Trees grow as in EAGLE-2; see ``_growth.py``.
 """
 
 from __future__ import annotations
@@ -13,27 +12,27 @@ from typing import ClassVar
 import torch
 
 from outrider.control.price import RowPrice
-from outrider.drafters._growth import DynamicTree, Failures, Growth, grow_level, node_rows
+from outrider.drafters._growth import CHUNK, JOINED, DynamicTree, Failures, Growth, grow_level, node_rows
 from outrider.drafters.base import (
     DraftContext,
+    Drafter,
     DraftSequence,
     Needs,
     Outcome,
     Workbench,
     check_rollback,
+    depth_option,
     register,
     survival_option,
+    tokens_option,
+    width_option,
 )
 from outrider.errors import ConfigError
 from outrider.kv.pool import PagedCache
 from outrider.kv.state import Kept
 from outrider.models.base import TargetModel
 from outrider.options import Role, check_options, option
-from outrider.tree import SequenceRows, TokenTree, TreeBatch, root_only
-
-_CHUNK = 512
-_JOINED = 32
-"""So many rows that the cache lags behind go into the first drafting pass; more of them get passes of their own."""
+from outrider.tree import SequenceRows, TokenTree, TreeBatch
 
 
 @register
@@ -45,15 +44,9 @@ class DraftModel:
     automatic_rank: ClassVar[int] = 1
 
     model: str = option("", "Folder, hub id, .gguf file or name of the draft model.", role=Role.MODEL)
-    num_steps: int = option(4, "Draft depth: passes of the draft model per round.", low=0, high=256, role=Role.DEPTH)
-    topk: int = option(1, "Branches per node; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH)
-    num_draft_tokens: int = option(
-        0,
-        "Maximum draft tokens per round; 0 is one per step for a chain, four per step for a tree.",
-        low=0,
-        high=1024,
-        role=Role.TOKENS,
-    )
+    num_steps: int = depth_option(4, "passes of the draft model", high=256)
+    topk: int = width_option(1, "Branches per node")
+    num_draft_tokens: int = tokens_option(0, "; 0 is one per step for a chain, four per step for a tree")
     min_survival: float = survival_option(0.0)
 
     def __post_init__(self) -> None:
@@ -69,47 +62,46 @@ class DraftModel:
         per_step = 1 if self.topk == 1 else 4
         return 1 + (self.num_draft_tokens or per_step * self.num_steps)
 
-    def build(self, bench: Workbench) -> DraftModelDrafter:
+    def build(self, workbench: Workbench) -> DraftModelDrafter:
         if not self.model:
             raise ConfigError("draft_model needs a draft model; name one as draft_model")
-        return DraftModelDrafter(self, *load_drafter(bench, self), bench.vocabulary)
+        return DraftModelDrafter(self, *load_drafter(workbench, self), workbench.vocabulary)
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> DraftModel | None:
         return cls(model=draft_models[0]) if draft_models else None
 
 
-def load_drafter(bench: Workbench, config: DraftModel, index: int = 0) -> tuple[TargetModel, PagedCache]:
-    """Load a model that can draft for the target, and its pages.
+def load_drafter(workbench: Workbench, config: DraftModel, index: int = 0) -> tuple[TargetModel, PagedCache]:
+    """Load a draft model and make its pages.
 
     Raises:
-        ConfigError: its vocabulary is not the target's, with both sizes and the first difference named, or its state
-            cannot take back what it drafts.
+        ConfigError: its vocabulary is not the target's, or its state cannot take back its drafts.
     """
     path = config.model
-    model, tokenizer = bench.load(path)
+    model, tokenizer = workbench.load(path)
     check_rollback(config, model, path)
-    if tokenizer is not None and bench.tokenizer is not None:
-        match = bench.tokenizer.compare(tokenizer)
+    if tokenizer is not None and workbench.tokenizer is not None:
+        match = workbench.tokenizer.compare(tokenizer)
         if match.kind == "different":
             raise ConfigError(f"{path} cannot draft for this target: {match.reason}")
-    if model.vocabulary < bench.vocabulary:
+    if model.vocabulary < workbench.vocabulary:
         raise ConfigError(
             f"{path} cannot draft for this target: it knows {model.vocabulary} token ids, "
-            f"the target uses {bench.vocabulary}"
+            f"the target uses {workbench.vocabulary}"
         )
-    return model, bench.pool.cache(f"draft-{index}:{path}", row_invariant=model.row_invariant)
+    return model, workbench.pool.cache(f"draft-{index}:{path}", row_invariant=model.row_invariant)
 
 
-class DraftModelDrafter:
-    """Runs a draft model against its own pages.
+class DraftModelDrafter(Drafter):
+    """Runs a draft model on its own pages.
 
     Rows of the draft cache for one request:
 
         0 ────────────── computed │ pending ── anchor │ nodes of the growing tree
-          committed, right        │ caught up first   │ one pass per level, older nodes skipped
+          committed, valid        │ caught up first   │ one pass per level, older nodes skipped
 
-    The first of them may be pages that it computed for another request whose text begins alike.
+    The first rows may be shared pages of another request that begins with the same text.
     """
 
     def __init__(
@@ -122,21 +114,14 @@ class DraftModelDrafter:
         self._drafts: dict[str, Growth] = {}
         self._failures = Failures()
 
-    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        return most
-
     def propose(self, context: DraftContext) -> list[TokenTree]:
-        growing: list[Growth | None] = [self._begin(i, sequence) for i, sequence in enumerate(context.sequences)]
+        growing = [self._begin(sequence) for sequence in context.sequences]
         active = [growth for growth in growing if growth is not None]
         self._drafts = {growth.sequence.key: growth for growth in active}
         self._catch_up(active)
-        while active := [growth for growth in active if growth.frontier and growth.room]:
+        while active := [growth for growth in active if growth.grows]:
             self._grow_level(context, active)
-        self._failures.collect(growing)
-        return [
-            growth.finish() if growth else root_only(sequence.tokens[-1])
-            for growth, sequence in zip(growing, context.sequences, strict=True)
-        ]
+        return self._failures.finish(context, growing)
 
     def observe(self, outcome: Outcome) -> None:
         kept: list[Kept] = []
@@ -172,8 +157,8 @@ class DraftModelDrafter:
             return
         grow_level(context, active, logits, node_rows(rows), self._source)
 
-    def _begin(self, index: int, sequence: DraftSequence) -> Growth | None:
-        """Start a tree, or None where the request is past the draft model's context or out of draft pages."""
+    def _begin(self, sequence: DraftSequence) -> Growth | None:
+        """Start a tree; None if the request is past the draft model's context or out of draft pages."""
         self._failures.check(sequence.key)
         nodes = min(self._config.most_nodes, sequence.nodes)
         depth = min(self._config.num_steps, sequence.depth, nodes - 1)
@@ -185,18 +170,18 @@ class DraftModelDrafter:
         if not self._cache.extend(sequence.key, len(sequence.tokens) + self._config.topk**2 * depth):
             return None
         return Growth(
-            index, sequence, self._shape, self.needs.price, context=len(sequence.tokens) - 1, nodes=nodes, depth=depth
+            sequence, self._shape, self.needs.price, context=len(sequence.tokens) - 1, nodes=nodes, depth=depth
         )
 
     def _catch_up(self, active: Sequence[Growth]) -> None:
-        """Compute the committed rows before the anchor's, but for a few that the first drafting pass takes along."""
+        """Compute the committed rows before the anchor; a few may stay pending for the first drafting pass."""
         while True:
             chunks = []
             sequences = {growth.sequence.key: growth.sequence for growth in active}
             for growth in active:
                 key, start = growth.sequence.key, self._computed[growth.sequence.key]
-                growth.pending = tuple(growth.sequence.tokens[start : min(growth.context, start + _CHUNK)])
-                if len(growth.pending) > _JOINED:
+                growth.pending = tuple(growth.sequence.tokens[start : min(growth.context, start + CHUNK)])
+                if len(growth.pending) > JOINED:
                     chunks.append(SequenceRows(key, start, growth.pending, None))
             if not chunks:
                 return
@@ -205,7 +190,7 @@ class DraftModelDrafter:
                 self._advance(sequences[chunk.key], chunk.context + chunk.rows)
 
     def _advance(self, sequence: DraftSequence, computed: int) -> None:
-        """Rows of committed tokens are right now, up to this one."""
+        """Note that the first ``computed`` rows are valid, and share their full pages."""
         self._computed[sequence.key] = computed
         self._cache.share(sequence.key, sequence.tokens, computed)
 

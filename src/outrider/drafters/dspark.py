@@ -31,5 +31,5 @@ class DSpark(ChainOptions):
         role=Role.ROW_COST,
     )
 
-    def build(self, bench: Workbench) -> BlockDrafter:
-        return block_drafter(bench, self, self.row_cost)
+    def build(self, workbench: Workbench) -> BlockDrafter:
+        return block_drafter(workbench, self, self.row_cost)

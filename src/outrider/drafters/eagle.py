@@ -11,11 +11,10 @@ from typing import ClassVar, Final
 from outrider.drafters._feature_drafter import FeatureDrafter, feature_drafter
 from outrider.drafters._growth import StaticTree
 from outrider.drafters._trained import TreeOptions
-from outrider.drafters.base import Workbench, register
-from outrider.options import Role, option
+from outrider.drafters.base import Workbench, register, width_option
 
 _CHANCES: Final = (0.6, 0.15, 0.08, 0.05, 0.03, 0.02)
-"""How often a proposal of each rank is right; of the shape that follows only the order of nodes matters."""
+"""How often the proposal of each rank is right; only the resulting order of nodes matters."""
 
 
 @register
@@ -27,18 +26,12 @@ class Eagle(TreeOptions):
     kind: ClassVar[str] = "eagle"
     automatic_rank: ClassVar[int] = 6
 
-    topk: int = option(
-        1,
-        "Maximum branches per node; 1 drafts a chain, more drafts a tree of fixed shape.",
-        low=1,
-        high=len(_CHANCES),
-        role=Role.WIDTH,
-    )
+    topk: int = width_option(1, "Maximum branches per node", tree="a tree of fixed shape", high=len(_CHANCES))
 
     @property
     def shape(self) -> StaticTree:
-        """The tree's."""
+        """Shape of the tree."""
         return StaticTree.likeliest([_CHANCES[: self.topk]] * self.num_steps, self.most_nodes - 1)
 
-    def build(self, bench: Workbench) -> FeatureDrafter:
-        return feature_drafter(bench, self, self.shape)
+    def build(self, workbench: Workbench) -> FeatureDrafter:
+        return feature_drafter(workbench, self, self.shape)

@@ -12,8 +12,7 @@ from typing import ClassVar
 from outrider.drafters._feature_drafter import FeatureDrafter, feature_drafter
 from outrider.drafters._growth import DynamicTree
 from outrider.drafters._trained import TreeOptions
-from outrider.drafters.base import Workbench, register
-from outrider.options import Role, option
+from outrider.drafters.base import Workbench, depth_option, register, width_option
 
 
 @register
@@ -24,10 +23,8 @@ class Eagle2(TreeOptions):
     method: ClassVar[str] = "eagle2"
     kind: ClassVar[str] = "eagle"
 
-    num_steps: int = option(5, "Draft depth: head steps per round.", low=0, high=64, role=Role.DEPTH)
-    topk: int = option(
-        4, "Nodes to expand per level, and branches per node; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH
-    )
+    num_steps: int = depth_option(5, "head steps")
+    topk: int = width_option(4, "Nodes to expand per level, and branches per node")
 
-    def build(self, bench: Workbench) -> FeatureDrafter:
-        return feature_drafter(bench, self, DynamicTree(self.topk))
+    def build(self, workbench: Workbench) -> FeatureDrafter:
+        return feature_drafter(workbench, self, DynamicTree(self.topk))

@@ -22,5 +22,5 @@ class Eagle3(TreeOptions):
     method: ClassVar[str] = "eagle3"
     kind: ClassVar[str] = "eagle3"
 
-    def build(self, bench: Workbench) -> FeatureDrafter:
-        return feature_drafter(bench, self, DynamicTree(self.topk))
+    def build(self, workbench: Workbench) -> FeatureDrafter:
+        return feature_drafter(workbench, self, DynamicTree(self.topk))

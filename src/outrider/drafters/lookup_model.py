@@ -1,6 +1,6 @@
-"""Looks for a long match in the text first, and uses a draft model or head if there is none.
+"""Looks up a long match in the text first; if there is none, uses a draft model or head.
 
-Which of the two drafts is decided by the committed text alone, so every acceptance rule stays exact.
+The choice depends only on the committed text, so every acceptance rule stays exact.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from outrider.drafters.base import (
     Drafter,
     DrafterConfig,
     Needs,
-    Outcome,
+    SeveralDrafters,
     Workbench,
+    depth_option,
     register,
     survival_option,
+    width_option,
 )
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.suffix import Suffix
@@ -32,7 +34,7 @@ from outrider.tree import TokenTree
 @register
 @dataclass(frozen=True)
 class LookupModel:
-    """Options of the composition."""
+    """Options of lookup before a draft model or head."""
 
     method: ClassVar[str] = "lookup_model"
     automatic_rank: ClassVar[int] = 8
@@ -42,19 +44,13 @@ class LookupModel:
         "Draft model (folder, hub id, .gguf file or name), or trained head (folder or name of a shipped head).",
         role=Role.MODEL_OR_HEAD,
     )
-    num_steps: int = option(
-        4,
-        "Draft depth: steps of the draft model or head per round; heads that draft whole blocks ignore it.",
-        low=0,
-        high=256,
-        role=Role.DEPTH,
-    )
-    topk: int = option(1, "Branches per node of the draft model's tree.", low=1, high=64, role=Role.WIDTH)
+    num_steps: int = depth_option(4, "steps of the draft model or token-by-token head", high=256)
+    topk: int = width_option(1, "Branches per node of a draft model or head")
     num_draft_tokens: int = option(16, "Maximum looked-up tokens per round.", low=0, high=1024, role=Role.TOKENS)
     min_survival: float = survival_option(0.2, "a draft of a model or head that drafts token by token")
     min_match: int = option(
         4,
-        "Shortest match that replaces the draft model.",
+        "Shortest match that replaces the draft model. Raise it if looked-up drafts are rejected.",
         low=1,
         high=1024,
         flag="speculative-lookup-min-match",
@@ -73,15 +69,15 @@ class LookupModel:
     def most_nodes(self) -> int:
         return max(self._first.most_nodes, self._then.most_nodes)
 
-    def build(self, bench: Workbench) -> LookupModelDrafter:
+    def build(self, workbench: Workbench) -> LookupModelDrafter:
         if not self.model:
             raise ConfigError(
                 f"{self.method} needs a draft model or a trained head; name one as draft_model or head, or with "
                 "--draft-model"
             )
-        known = bench.heads.get(self.model)
+        known = workbench.heads.get(self.model)
         then = self._then if known is None else self._wished(runner(known.kind, self.model))
-        return LookupModelDrafter(self, self._first.build(bench), then.build(bench))
+        return LookupModelDrafter(self, self._first.build(workbench), then.build(workbench))
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> LookupModel | None:
@@ -98,23 +94,21 @@ class LookupModel:
         return self._wished(head_config(self.model) or DraftModel(model=self.model))
 
     def _wished(self, then: Any) -> DrafterConfig:
-        """A method with the options it shares with this one."""
+        """Give a method the options that it shares with this one."""
         if self.topk > 1 and Role.WIDTH not in roles_of(then):
-            raise ConfigError(f"lookup_model: {self.model} holds a head that drafts chains alone; leave topk at 1")
+            raise ConfigError(f"lookup_model: {self.model} is a head that drafts only chains; set topk to 1")
         wishes = {Role.DEPTH: self.num_steps, Role.WIDTH: self.topk, Role.MIN_SURVIVAL: self.min_survival}
         wished: DrafterConfig = with_roles(then, wishes)
         return wished
 
 
-class LookupModelDrafter:
-    """Gives the first drafter first refusal, sequence by sequence."""
+class LookupModelDrafter(SeveralDrafters):
+    """Uses the second drafter for the sequences for which the first one proposes nothing."""
 
     def __init__(self, config: LookupModel, first: Drafter, then: Drafter) -> None:
         self.needs = replace(config.needs, hidden_layers=then.needs.hidden_layers)
         self._first, self._then = first, then
-
-    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        return min(self._first.adopt(key, tokens, most), self._then.adopt(key, tokens, most))
+        super().__init__([first, then])
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
         trees = self._first.propose(context)
@@ -124,15 +118,3 @@ class LookupModelDrafter:
             for index, tree in zip(silent, self._then.propose(rest), strict=True):
                 trees[index] = tree
         return trees
-
-    def observe(self, outcome: Outcome) -> None:
-        self._first.observe(outcome)
-        self._then.observe(outcome)
-
-    def pause(self, key: str) -> None:
-        self._first.pause(key)
-        self._then.pause(key)
-
-    def close(self, key: str) -> None:
-        self._first.close(key)
-        self._then.close(key)

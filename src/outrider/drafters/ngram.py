@@ -1,6 +1,6 @@
 """Prompt lookup: finds the last few tokens earlier in the text and copies what followed them.
 
-Source: Saxena, "Prompt lookup decoding", 2023; the longest match wins, and of equally long ones the latest.
+Source: Saxena, "Prompt lookup decoding", 2023.  The longest match wins; of equally long ones, the latest.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench, register
+from outrider.drafters.base import DraftContext, Drafter, Needs, Workbench, register, tokens_option
 from outrider.errors import ConfigError
 from outrider.options import Role, check_options, option
 from outrider.tree import TokenTree
@@ -26,12 +26,22 @@ class Ngram:
     automatic_rank: ClassVar[int] = 1
     needs: ClassVar[Needs] = Needs(deterministic=True)
 
-    num_draft_tokens: int = option(8, "Maximum draft tokens per round.", low=0, high=1024, role=Role.TOKENS)
+    num_draft_tokens: int = tokens_option(8)
     max_match: int = option(
-        4, "Longest match to look for.", low=1, high=64, flag="speculative-ngram-max-match", role=Role.LONGEST_MATCH
+        4,
+        "Longest match to look for; longer matches are more reliable.",
+        low=1,
+        high=64,
+        flag="speculative-ngram-max-match",
+        role=Role.LONGEST_MATCH,
     )
     min_match: int = option(
-        2, "Shortest match to accept.", low=1, high=64, flag="speculative-ngram-min-match", role=Role.SHORTEST_MATCH
+        2,
+        "Shortest match to accept. Raise it if many drafts are rejected.",
+        low=1,
+        high=64,
+        flag="speculative-ngram-min-match",
+        role=Role.SHORTEST_MATCH,
     )
 
     def __post_init__(self) -> None:
@@ -44,7 +54,7 @@ class Ngram:
     def most_nodes(self) -> int:
         return 1 + self.num_draft_tokens
 
-    def build(self, bench: Workbench) -> NgramDrafter:
+    def build(self, workbench: Workbench) -> NgramDrafter:
         return NgramDrafter(self)
 
     @classmethod
@@ -53,7 +63,7 @@ class Ngram:
 
 
 class NgramIndex:
-    """Where each n-gram of a growing text ended last, n from ``min_match`` to ``max_match``."""
+    """Last end of each n-gram of a growing text, for n from ``min_match`` to ``max_match``."""
 
     def __init__(self, config: Ngram) -> None:
         self._lengths = range(config.max_match, config.min_match - 1, -1)
@@ -61,11 +71,14 @@ class NgramIndex:
         self._indexed = 0
 
     def match(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """Where the continuation of the text's end begins, and how many tokens matched; length 0 is no match.
+        """Find where the text's last tokens stood before.
 
-        The work is bounded by what has been appended since the last call.
+        The time grows only with the tokens appended since the last call.
+
+        Returns:
+            Start of the continuation, and the number of matched tokens; 0 is no match.
         """
-        for end in range(self._indexed + 1, len(tokens)):  # n-grams that something follows
+        for end in range(self._indexed + 1, len(tokens)):  # only n-grams with a continuation
             for length in self._lengths:
                 if length <= end:
                     self._after[tuple(tokens[end - length : end])] = end
@@ -76,7 +89,7 @@ class NgramIndex:
         return 0, 0
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Keeps one index per request."""
 
     needs = Ngram.needs
@@ -84,9 +97,6 @@ class NgramDrafter:
     def __init__(self, config: Ngram) -> None:
         self._config = config
         self._indexes: dict[str, NgramIndex] = {}
-
-    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        return most
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
         trees = []
@@ -97,17 +107,11 @@ class NgramDrafter:
             trees.append(sequence.builder().chain(copied(sequence.tokens, start, most)).build())
         return trees
 
-    def observe(self, outcome: Outcome) -> None:
-        """Do nothing: nothing depends on it."""
-
-    def pause(self, key: str) -> None:
-        """Do nothing: nothing depends on it."""
-
     def close(self, key: str) -> None:
         self._indexes.pop(key, None)
 
 
 def copied(tokens: Sequence[int], start: int, count: int) -> list[int]:
-    """``count`` tokens from ``start`` on; a copy that reaches the text's end goes on with its own beginning."""
+    """Copy ``count`` tokens from ``start`` on; a copy that reaches the end of the text repeats itself."""
     period = len(tokens) - start
     return [tokens[start + offset % period] for offset in range(count)]

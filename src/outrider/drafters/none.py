@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench, register
+from outrider.drafters.base import DraftContext, Drafter, Needs, Workbench, register
 from outrider.tree import TokenTree, root_only
 
 
@@ -20,7 +20,7 @@ class NoDraft:
     needs: ClassVar[Needs] = Needs()
     most_nodes: ClassVar[int] = 1
 
-    def build(self, bench: Workbench) -> NoDrafter:
+    def build(self, workbench: Workbench) -> NoDrafter:
         return NoDrafter()
 
     @classmethod
@@ -28,22 +28,10 @@ class NoDraft:
         return cls()
 
 
-class NoDrafter:
+class NoDrafter(Drafter):
     """Proposes nothing."""
 
     needs = NoDraft.needs
 
-    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        return most
-
     def propose(self, context: DraftContext) -> list[TokenTree]:
         return [root_only(sequence.tokens[-1]) for sequence in context.sequences]
-
-    def observe(self, outcome: Outcome) -> None:
-        """Do nothing: nothing depends on it."""
-
-    def pause(self, key: str) -> None:
-        """Do nothing: nothing depends on it."""
-
-    def close(self, key: str) -> None:
-        """Do nothing: nothing depends on it."""

@@ -12,7 +12,16 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import ClassVar
 
-from outrider.drafters.base import DraftContext, Needs, Outcome, Workbench, register
+from outrider.drafters.base import (
+    DraftContext,
+    Needs,
+    SeveralDrafters,
+    Workbench,
+    depth_option,
+    register,
+    tokens_option,
+    width_option,
+)
 from outrider.drafters.draft_model import DraftModel, DraftModelDrafter, load_drafter
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import CONFIG
@@ -34,18 +43,12 @@ class SpecInfer:
         "Draft models (folders, hub ids, .gguf files or names), or a folder with them as 1, 2, …",
         role=Role.MODELS,
     )
-    num_steps: int = option(4, "Draft depth: passes of each draft model per round.", low=0, high=256, role=Role.DEPTH)
-    topk: int = option(1, "Branches per node of each model's tree.", low=1, high=64, role=Role.WIDTH)
-    num_draft_tokens: int = option(
-        0,
-        "Maximum draft tokens per round, split equally among the models; 0 uses each model's default.",
-        low=0,
-        high=1024,
-        role=Role.TOKENS,
-    )
+    num_steps: int = depth_option(4, "passes of each draft model", high=256)
+    topk: int = width_option(1, "Branches per node of each model's tree")
+    num_draft_tokens: int = tokens_option(0, ", split equally among the models; 0 uses each model's default")
 
     def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
+        """Refuse values out of bounds, and look for models in a folder."""
         check_options(self)
         object.__setattr__(self, "models", tuple(part for model in self.models for part in members_in(model)))
         if len(self.models) > MOST_SOURCES:
@@ -60,13 +63,13 @@ class SpecInfer:
     def most_nodes(self) -> int:
         return 1 + sum(self._single(index).most_nodes - 1 for index in range(len(self.models)))
 
-    def build(self, bench: Workbench) -> SpecInferDrafter:
+    def build(self, workbench: Workbench) -> SpecInferDrafter:
         if not self.models:
             raise ConfigError("specinfer needs draft models; name them as draft_model")
         return SpecInferDrafter(
             self,
             [
-                DraftModelDrafter(single, *load_drafter(bench, single, index), bench.vocabulary, index)
+                DraftModelDrafter(single, *load_drafter(workbench, single, index), workbench.vocabulary, index)
                 for index, single in enumerate(map(self._single, range(len(self.models))))
             ],
         )
@@ -77,7 +80,7 @@ class SpecInfer:
         return config if len(config.models) > 1 else None
 
     def _single(self, index: int) -> DraftModel:
-        """One model's own options; where tokens are limited, earlier models take what does not divide evenly."""
+        """Options of one model; its share of the tokens is rounded up for the first models."""
         each, left = divmod(self.num_draft_tokens, len(self.models))
         share = each + (index < left)
         steps = 0 if self.num_draft_tokens and not share else self.num_steps
@@ -85,7 +88,7 @@ class SpecInfer:
 
 
 def members_in(model: str | Path) -> tuple[str, ...]:
-    """The draft models in a folder that holds nothing but such, ``1``, ``2`` and so on; else what was named itself."""
+    """The draft models ``1``, ``2``, … in a folder that is no model itself; otherwise what was named."""
     folder = Path(model)
     if (folder / CONFIG).exists():
         return (str(model),)
@@ -93,15 +96,12 @@ def members_in(model: str | Path) -> tuple[str, ...]:
     return tuple(map(str, members)) or (str(model),)
 
 
-class SpecInferDrafter:
-    """Asks every draft model and merges what they say."""
+class SpecInferDrafter(SeveralDrafters):
+    """Merges the trees of several draft models."""
 
     def __init__(self, config: SpecInfer, drafters: Sequence[DraftModelDrafter]) -> None:
         self.needs = config.needs
-        self._drafters = drafters
-
-    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        return min(drafter.adopt(key, tokens, most) for drafter in self._drafters)
+        super().__init__(drafters)
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
         count = len(self._drafters)
@@ -115,15 +115,3 @@ class SpecInferDrafter:
             for builder, tree in zip(builders, drafter.propose(replace(context, sequences=tuple(shares))), strict=True):
                 builder.graft(tree, source)
         return [builder.build() for builder in builders]
-
-    def observe(self, outcome: Outcome) -> None:
-        for drafter in self._drafters:
-            drafter.observe(outcome)
-
-    def pause(self, key: str) -> None:
-        for drafter in self._drafters:
-            drafter.pause(key)
-
-    def close(self, key: str) -> None:
-        for drafter in self._drafters:
-            drafter.close(key)

@@ -1,8 +1,8 @@
 """Suffix lookup: finds the longest earlier match of the text's end and drafts its most frequent continuation.
 
-Unlike prompt lookup it knows every match length at once, counts what followed, and drafts as long a span as the match
-is worth.  Source: Oliaro et al., "SuffixDecoding", 2024 (arXiv 2411.04975); the automaton in place of a suffix tree
-follows Hu et al., "SAM decoding", 2024.
+Unlike prompt lookup it finds matches of every length, counts their continuations, and drafts longer after a longer
+match.  Source: Oliaro et al., "SuffixDecoding", 2024 (arXiv 2411.04975), with the automaton of Hu et al., "SAM
+decoding", 2024, in place of a suffix tree.
 """
 
 from __future__ import annotations
@@ -15,14 +15,24 @@ from typing import ClassVar, Final, NamedTuple
 from outrider.control.price import RowPrice
 from outrider.drafters._calibration import Calibration
 from outrider.drafters._suffix_automaton import ROOT, SuffixAutomaton
-from outrider.drafters.base import DraftContext, DraftSequence, Needs, Outcome, Workbench, register
+from outrider.drafters.base import (
+    DraftContext,
+    Drafter,
+    DraftSequence,
+    Needs,
+    Outcome,
+    Workbench,
+    register,
+    tokens_option,
+    width_option,
+)
 from outrider.options import Role, check_options, option
 from outrider.tree import TokenTree, TreeBuilder
 
 _SEPARATOR: Final = -1
 _SUFFIXES_TRIED: Final = 6
 _BYTES_PER_TOKEN: Final = 1200
-"""Upper bound of what one corpus token costs, two states with their transitions; a test measures it."""
+"""Upper bound for one corpus token: two states with their transitions; a test measures it."""
 
 
 @register
@@ -33,18 +43,22 @@ class Suffix:
     method: ClassVar[str] = "suffix"
     automatic_rank: ClassVar[int] = 3
 
-    num_draft_tokens: int = option(16, "Maximum draft tokens per round.", low=0, high=1024, role=Role.TOKENS)
-    topk: int = option(1, "Branches per node; 1 drafts a chain.", low=1, high=64, role=Role.WIDTH)
+    num_draft_tokens: int = tokens_option(16)
+    topk: int = width_option(1, "Branches per node")
     min_match: int = option(
         2,
-        "Shortest match to accept.",
+        "Shortest match to accept. Raise it if many drafts are rejected.",
         low=1,
         high=1024,
         flag="speculative-suffix-min-match",
         role=Role.SHORTEST_MATCH,
     )
     length_factor: float = option(
-        2.0, "Maximum draft tokens per matched token.", low=0.1, high=64, flag="speculative-suffix-length-factor"
+        2.0,
+        "Maximum draft tokens per matched token. Raise it for texts with long copies.",
+        low=0.1,
+        high=64,
+        flag="speculative-suffix-length-factor",
     )
     min_survival: float = option(
         0.25,
@@ -55,7 +69,8 @@ class Suffix:
     )
     corpus_megabytes: int = option(
         0,
-        "Memory for earlier outputs, which all requests share; 0 looks up only the request's own text.",
+        "Memory for earlier outputs, shared by all requests; 0 looks up only the request's own text. Set it if outputs "
+        "resemble each other.",
         low=0,
         high=65536,
         flag="speculative-suffix-corpus-megabytes",
@@ -73,7 +88,7 @@ class Suffix:
     def most_nodes(self) -> int:
         return 1 + self.num_draft_tokens
 
-    def build(self, bench: Workbench) -> SuffixDrafter:
+    def build(self, workbench: Workbench) -> SuffixDrafter:
         return SuffixDrafter(self)
 
     @classmethod
@@ -82,7 +97,7 @@ class Suffix:
 
 
 class Match(NamedTuple):
-    """A suffix of the text that stands elsewhere too."""
+    """A suffix of the text that occurs elsewhere, too."""
 
     automaton: SuffixAutomaton
     state: int
@@ -90,9 +105,9 @@ class Match(NamedTuple):
 
 
 class Corpus:
-    """Outputs of earlier requests, bounded: when the young half is full the old half is forgotten.
+    """Outputs of earlier requests, in bounded memory: when the new half is full, the old half is dropped.
 
-    Only tokens the target verified enter, and only when their request ends.
+    Only verified tokens enter, when their request ends.
     """
 
     def __init__(self, megabytes: int) -> None:
@@ -100,7 +115,7 @@ class Corpus:
         self._halves = [SuffixAutomaton(), SuffixAutomaton()]
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Keep an output."""
+        """Add an output."""
         if self._half == 0:
             return
         if self._halves[0].tokens + len(tokens) + 1 > self._half:
@@ -108,7 +123,7 @@ class Corpus:
         self._halves[0].extend([_SEPARATOR, *tokens[: self._half - 1]])
 
     def halves(self) -> list[SuffixAutomaton]:
-        """The automata, young one first."""
+        """The automata in use, the new one first."""
         return [half for half in self._halves if half.tokens]
 
 
@@ -120,12 +135,12 @@ class _Text:
     own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     calibration: Calibration = field(default_factory=Calibration)
     drafted: TokenTree | None = None
-    """What was proposed last: where lookup goes before a model, a round's tree may be the model's."""
+    """The last proposed tree; the verified one may come from another drafter."""
     shared: dict[int, tuple[SuffixAutomaton, int, int]] = field(default_factory=dict)
     output: list[int] = field(default_factory=list)
 
     def catch_up(self, tokens: Sequence[int], corpus: Sequence[SuffixAutomaton]) -> None:
-        """Take in what was committed since the last round."""
+        """Add the tokens committed since the last round."""
         fresh = tokens[self.own.tokens :]
         self.output += tokens[max(self.own.tokens, self.prompt_length) :]
         self.own.extend(fresh)
@@ -137,13 +152,13 @@ class _Text:
         known = self.shared.get(id(half))
         _, state, length = known or (half, ROOT, 0)
         while state != ROOT and length <= half.length[half.link[state]]:
-            state = half.link[state]  # the corpus has grown and split the class of the remembered match
+            state = half.link[state]  # the corpus has grown and split the state of the match
         for token in fresh if known else tokens[-_WARM_UP:]:
             state, length = half.step(state, length, token)
         return half, state, length
 
     def matches(self, min_length: int) -> Iterator[Match]:
-        """Suffixes of the text that something follows elsewhere, longest first in each automaton."""
+        """Suffixes of the text with a continuation elsewhere, longest first in each automaton."""
         state = self.own.link[self.own.last] if self.own.tokens else ROOT
         yield from _suffixes(self.own, state, self.own.length[max(state, ROOT)], min_length)
         for half, place, length in self.shared.values():
@@ -162,7 +177,7 @@ def _suffixes(automaton: SuffixAutomaton, state: int, length: int, min_length: i
         length = automaton.length[state]
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """Keeps one automaton per request, and one for the corpus."""
 
     def __init__(self, config: Suffix) -> None:
@@ -171,9 +186,6 @@ class SuffixDrafter:
         self.corpus = Corpus(config.corpus_megabytes)
         self._texts: dict[str, _Text] = {}
 
-    def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        return most
-
     def propose(self, context: DraftContext) -> list[TokenTree]:
         return [self._draft(sequence) for sequence in context.sequences]
 
@@ -181,9 +193,6 @@ class SuffixDrafter:
         for sequence, tree, verdict in zip(outcome.sequences, outcome.trees, outcome.verdicts, strict=True):
             if (text := self._texts.get(sequence.key)) is not None:
                 text.calibration.observe(tree if tree is text.drafted else None, verdict)
-
-    def pause(self, key: str) -> None:
-        """Do nothing: nothing depends on it."""
 
     def close(self, key: str) -> None:
         text = self._texts.pop(key, None)
@@ -200,7 +209,7 @@ class SuffixDrafter:
         return text.drafted
 
     def _expand(self, match: Match, sequence: DraftSequence, trust: float) -> TreeBuilder:
-        """The most promising continuations of one match, best first; the sum of survivals is their expected length."""
+        """Draft the likeliest continuations of one match; the sum of survivals is the expected accepted length."""
         config, builder, price = self._config, sequence.builder(), sequence.price or self.needs.price
         automaton = match.automaton
         most = min(config.num_draft_tokens, sequence.nodes - 1, max(1, int(config.length_factor * match.length)))
@@ -231,9 +240,9 @@ def _continuations(
 ) -> list[tuple[int, float, int, int]]:
     """The likeliest tokens after a match: (token, estimated acceptance, next state, next match length).
 
-    At the text's own end nothing follows; the next shorter suffix then goes on, which lets a draft run round a loop.
-    The estimate is the token's share of what followed, times m / (m + 1) for a match of m tokens: a long match is
-    believed, a short one is not.
+    A match at the end of the text has no continuation; its longest shorter suffix is used then, so a draft can repeat
+    a loop.  The estimate is the token's share of all continuations, times m / (m + 1) for a match of m tokens, since
+    longer matches are more reliable.
     """
     while state > ROOT and not automaton.following[state]:
         state = automaton.link[state]

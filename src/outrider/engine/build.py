@@ -145,12 +145,12 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
         raise ConfigError(f"two methods of one engine draft with the same model: {', '.join(named)}; give each its own")
     vocabulary = min(target.vocabulary, tokenizer.vocab_size) if tokenizer else target.vocabulary
     draws, device = verifier.draws, target.device
-    bench = Workbench(target, tokenizer, pool, draws, device, vocabulary, load, heads=heads or {}, reserve=reserve)
+    workbench = Workbench(target, tokenizer, pool, draws, device, vocabulary, load, heads=heads or {}, reserve=reserve)
     return kind(
         target=target,
         tokenizer=None if ids_alone else tokenizer,
         pool=pool,
-        drafters=[each.build(bench) for each in methods],
+        drafters=[each.build(workbench) for each in methods],
         verifier=verifier,
         config=scheduler or SchedulerConfig(),
         controller=controller or FairShare(max(each.most_nodes for each in methods)),

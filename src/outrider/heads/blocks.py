@@ -1,8 +1,7 @@
-"""The parts that trained drafters are made of: attention whose keys somebody else keeps, a gated network, rotations.
+"""The blocks of trained heads: attention, a gated network and rotary positions.
 
-A block neither knows how its rows see each other nor where their keys and values are kept: it is handed an
-``Attend``.  So one module serves training, where rows are a whole text under a mask, and drafting, where they are a
-tree's nodes and the keys lie on pages.
+A block gets an ``Attend`` that keeps its keys and values and knows which rows see which.  So one module serves
+training, where rows are a whole text under a mask, and drafting, where they are a tree's nodes and keys lie in pages.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ import torch
 from torch import nn
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
-"""Queries [batch, heads, rows, width], keys and values [batch, key heads, rows, width] and what multiplies the scores
-→ [batch, rows, heads, width]."""
+"""Queries [batch, heads, rows, width], keys and values [batch, key heads, rows, width] and the scale of the scores →
+[batch, rows, heads, width]."""
 
 
 @dataclass(frozen=True)
 class BlockShape:
-    """Sizes and habits of a decoder block."""
+    """Sizes and options of a decoder block."""
 
     width: int
     heads: int
@@ -38,7 +37,7 @@ class BlockShape:
     head_norms: bool = False
     """Whether each head's queries and keys are normed."""
     output_bias: bool = False
-    """Whether what attention answers has a bias."""
+    """Whether the output projection has a bias."""
 
 
 def _linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
@@ -46,15 +45,15 @@ def _linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
 
 
 def own_embedding(rows: int, shape: BlockShape) -> nn.Embedding | None:
-    """The embedding of a head that brings its own; None where there are no rows of it."""
+    """Make a head's own embedding; None if it has no rows."""
     return nn.Embedding(rows, shape.width) if rows else None
 
 
 class Rotary(nn.Module):
-    """Cosines and sines of positions, as the families of Llama turn their queries and keys (Su et al. 2021)."""
+    """Cosines and sines of positions, for rotary embeddings as in Llama (Su et al. 2021)."""
 
     def __init__(self, shape: BlockShape) -> None:
-        from transformers import LlamaConfig  # takes seconds, which whoever only asks for options need not wait for
+        from transformers import LlamaConfig  # takes seconds to import, which options alone do not need
 
         from outrider.models.hf.blueprint import blueprint
 
@@ -73,18 +72,11 @@ class Rotary(nn.Module):
 
     @property
     def rotation(self) -> tuple[torch.Tensor, float]:
-        """Inverse frequencies, fp32 [head width / 2], and what multiplies cosines and sines."""
+        """Inverse frequencies, fp32 [head width / 2], and the scale of cosines and sines."""
         return self._frequencies, self._scale
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines.
-
-        Args:
-            positions: int64 [..., rows].
-
-        Returns:
-            Two fp32 [..., 1, rows, head width].
-        """
+        """Compute cosines and sines of positions: int64 [..., rows] → two fp32 [..., 1, rows, head width]."""
         angles = positions.unsqueeze(-1).float() * self._frequencies
         angles = torch.cat((angles, angles), dim=-1).unsqueeze(-3)
         return angles.cos() * self._scale, angles.sin() * self._scale
@@ -98,12 +90,7 @@ def turn(rows: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor]) -> torch.
 
 
 class Attention(nn.Module):
-    """Grouped-query attention; its keys and values are kept by whoever attends.
-
-    Args:
-        shape: sizes.
-        inputs: width of the rows it reads; None is the shape's.
-    """
+    """Grouped-query attention of rows of width ``inputs``, or the shape's; the ``Attend`` keeps its keys and values."""
 
     def __init__(self, shape: BlockShape, inputs: int | None = None) -> None:
         super().__init__()
@@ -134,7 +121,7 @@ class Attention(nn.Module):
 
 
 class GatedNetwork(nn.Module):
-    """The feed-forward part: down(silu(gate) · up)."""
+    """Feed-forward network: down(silu(gate) · up)."""
 
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
@@ -149,7 +136,7 @@ class GatedNetwork(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class BlockParts:
-    """What a block is made of; a norm without a weight is none."""
+    """The modules of a block; a norm without a weight does nothing."""
 
     attention: Attention
     network: GatedNetwork
@@ -162,29 +149,24 @@ class BlockParts:
 
 @dataclass(frozen=True, eq=False)
 class HeadParts:
-    """What a head's step is made of, as data: whoever knows its blocks computes it without the head's own code."""
+    """A head's computation as data, so kernels that know its blocks can run it without the head's own code."""
 
     shape: BlockShape
     rotation: tuple[torch.Tensor, float]
-    """Inverse frequencies, and what multiplies cosines and sines."""
+    """Inverse frequencies, and the scale of cosines and sines."""
     blocks: Sequence[BlockParts]
     entry: nn.Linear | None = None
-    """Makes the first block's row of [row beside it; row]."""
+    """Projects [row beside it; row] to the first block's row."""
     entry_norm: nn.Module | None = None
-    """Of the first block's rows, the residual stream included."""
+    """Norm of the first block's rows, the residual stream included."""
     final_norm: nn.Module | None = None
     lm_head: nn.Linear | None = None
     answers_normed: bool = False
-    """Whether a step answers with rows after the final norm."""
+    """Whether a step returns rows after the final norm."""
 
 
 class DecoderBlock(nn.Module):
-    """A pre-norm decoder block.
-
-    Args:
-        shape: sizes.
-        first_norm: whether the rows are normed before attention; EAGLE's first block leaves that out.
-    """
+    """A pre-norm decoder block; without ``first_norm``, as in EAGLE, rows are not normed before attention."""
 
     def __init__(self, shape: BlockShape, *, first_norm: bool = True) -> None:
         super().__init__()
@@ -195,7 +177,7 @@ class DecoderBlock(nn.Module):
 
     @property
     def parts(self) -> BlockParts:
-        """What it is made of."""
+        """Its modules."""
         return BlockParts(self.self_attn, self.mlp, self.input_layernorm, self.post_attention_layernorm)
 
     def forward(self, rows: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
@@ -204,8 +186,20 @@ class DecoderBlock(nn.Module):
         return rows + self.mlp(self.post_attention_layernorm(rows))
 
 
+@torch.no_grad()
+def take_over(head: nn.Module, ids: torch.Tensor, rows: torch.Tensor) -> None:
+    """Start a head's own LM head, if it has one, from the target's.
+
+    ``ids`` are the ascending target ids of the draft vocabulary, int64 [vocabulary]; ``rows`` are their rows of the
+    target's LM head, [vocabulary, width].
+    """
+    if head.ids is not None and head.lm_head is not None:
+        head.ids.copy_(ids)  # type: ignore[operator]
+        head.lm_head.weight.copy_(rows)  # type: ignore[union-attr, operator]
+
+
 class Slots(NamedTuple):
-    """What one pass says of a block's drafted slots."""
+    """Output of one pass for a block's drafted slots."""
 
     hidden: torch.Tensor
     """[..., drafts, width], normed."""

@@ -1,4 +1,4 @@
-"""Blockwise parallel decoding: one feed-forward layer gives a row for each later token, and the LM head reads them all.
+"""Blockwise parallel decoding: one feed-forward layer makes a row for each later token, which the LM head reads.
 
 Source: Stern, Shazeer, Uszkoreit, "Blockwise parallel decoding for deep autoregressive models", 2018, §4 and figure 3.
 """
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BlockwiseConfig:
-    """The shape of the layer."""
+    """Configuration of the layer."""
 
     width: int
-    """Of the target's hidden rows."""
+    """Width of the target's hidden rows."""
     vocabulary: int
-    """Tokens drafted from: the target's, or a reduced draft vocabulary, whose target ids are in ``ids``."""
+    """Size of the draft vocabulary: the target's, or a reduced one, whose target ids are in ``ids``."""
     heads: int = 4
-    """Tokens drafted: number d (0-based) is the one d + 2 places after its row's own."""
+    """Number of drafted tokens; token d (0-based) is d + 2 places after its row's own."""
     inner: int = 0
     """Width of the hidden layer for each head; 0 is the target's width."""
     hidden_layers: ClassVar[tuple[int, ...]] = ()
-    """It reads no block's output, only the rows after the final norm."""
+    """None: it reads only the rows after the final norm."""
 
 
 class BlockwiseHead(nn.Module):
@@ -48,19 +48,15 @@ class BlockwiseHead(nn.Module):
         self.register_buffer("ids", torch.arange(config.vocabulary))
         self.register_buffer("projection", torch.zeros(config.vocabulary, config.width), persistent=False)
         self.lm_head: nn.Module | None = None
-        """What :meth:`give_projection` has made of the LM head's rows."""
+        """The LM head's rows as a layer, after :meth:`give_projection`."""
 
     @classmethod
     def initial(
         cls, config: BlockwiseConfig, target: TargetModel, ids: torch.Tensor | None = None, seed: int = 0
     ) -> BlockwiseHead:
-        """The layer as it is before training: each guess is the target's own next token.
+        """Make a layer whose guesses start as the target's own next token.
 
-        Args:
-            config: the shape.
-            target: the model drafted for.
-            ids: int64 [vocabulary], ascending, a reduced draft vocabulary; None is the target's.
-            seed: fixes W₁.
+        ``ids`` is a reduced draft vocabulary, int64 [vocabulary], ascending; None is the target's.  ``seed`` fixes W₁.
         """
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
@@ -71,18 +67,11 @@ class BlockwiseHead(nn.Module):
         return head
 
     def share(self, target: TargetModel) -> None:
-        """Take the rows of the target's LM head, which are not stored with the weights."""
+        """Copy the rows of the target's LM head, which are not stored with the weights."""
         self.projection = target.unembed_rows(self.ids).to(self.projection)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The guesses.
-
-        Args:
-            hidden: [..., width], the target's rows after the final norm.
-
-        Returns:
-            Logits [..., heads, vocabulary].
-        """
+        """Logits of the guesses: target rows after the final norm [..., width] → [..., heads, vocabulary]."""
         rows = self.outputs(torch.relu(self.widen(hidden))).unflatten(-1, (self.config.heads, self.config.width))
         guesses = hidden.unsqueeze(-2) + rows
         logits: torch.Tensor = guesses @ self.projection.T if self.lm_head is None else self.lm_head(guesses)
@@ -90,7 +79,7 @@ class BlockwiseHead(nn.Module):
 
     @torch.no_grad()
     def give_projection(self) -> None:
-        """Make the LM head's rows a layer of its own, which kernels can take, for inference."""
+        """Make the LM head's rows a linear layer, which can be packed for the kernels; only for inference."""
         vocabulary, width = self.projection.shape
         layer = nn.Linear(width, vocabulary, bias=False)
         layer.weight.copy_(self.projection)

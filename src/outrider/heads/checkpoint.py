@@ -1,7 +1,7 @@
 """A trained head on disk: a folder with ``config.json`` and ``model.safetensors``.
 
-``config.json`` names the kind of head (a file of this package), its configuration, the target it was made for and how
-it was trained.  :mod:`outrider.heads.loading` reads it, and translates formats of other projects into it.
+``config.json`` holds the kind of head (a file of this package), its configuration, its target and its training.
+:mod:`outrider.heads.loading` also reads formats of other projects.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Protocol, get_type_hints
+from typing import Any, Final, get_type_hints
 
 import torch
 from safetensors import SafetensorError
@@ -22,23 +22,18 @@ from safetensors.torch import load_file, save_file
 from outrider.errors import ConfigError, ModelError, cause
 from outrider.files import replacing
 from outrider.heads.packed import from_stored, to_stored
+from outrider.models.base import TargetModel
 
 VERSION: Final = 1
 MARK: Final = "outrider_head"
-"""The key of ``config.json`` that only this format has; its value is the version."""
+"""The key of ``config.json`` that marks this format; its value is the version."""
 CONFIG: Final = "config.json"
 TENSORS: Final = "model.safetensors"
 
 
-class _Target(Protocol):
-    width: int
-    layers: int
-    vocabulary: int
-
-
 @dataclass(frozen=True)
 class TargetFacts:
-    """What a head must know of its target; a number that is not known is 0."""
+    """What a head knows of its target; an unknown number is 0."""
 
     name: str = ""
     width: int = 0
@@ -46,33 +41,33 @@ class TargetFacts:
     vocabulary: int = 0
 
     @classmethod
-    def of(cls, target: _Target, name: str = "") -> TargetFacts:
-        """The facts of a target."""
+    def of(cls, target: TargetModel, name: str = "") -> TargetFacts:
+        """Collect the facts of a target."""
         return cls(name, target.width, target.layers, target.vocabulary)
 
 
 @dataclass(frozen=True, eq=False)
 class HeadCheckpoint:
-    """A head's numbers, and what they mean."""
+    """A head's weights, configuration and target."""
 
     kind: str
-    """The file of this package that holds its network."""
+    """Name of its network's file in this package."""
     config: Any
     """The network's configuration, a frozen dataclass."""
     target: TargetFacts
     tensors: Mapping[str, torch.Tensor]
     training: Mapping[str, Any] = field(default_factory=dict)
-    """How it was made, for people."""
+    """How it was trained, for people."""
     name: str = "the head"
-    """For messages."""
+    """Name for messages."""
     layers_of: Callable[[int], tuple[int, ...]] | None = None
-    """Which layers are read of a target of so many, where only the target can tell; None is the configuration's."""
+    """Computes the layers to read from the target's number of layers; None uses the configuration's."""
 
     def build(self) -> Any:
-        """The network with these numbers, for inference.
+        """Build the network with these weights, for inference.
 
         Raises:
-            ModelError: the numbers are not those the configuration asks for.
+            ModelError: the weights do not fit the configuration.
         """
         if self.layers_of is not None:
             raise ConfigError(f"{self.name} does not say which layers it reads: only its target can tell")
@@ -80,21 +75,21 @@ class HeadCheckpoint:
         due, found = module.state_dict(), dict(self.tensors)
         for name, wanted in due.items():
             if name not in found:
-                raise ModelError(f"{self.name}: its weights hold nothing for {name!r}")
+                raise ModelError(f"{self.name}: its weights do not contain {name!r}")
             if found[name].shape != wanted.shape:
                 raise ModelError(
-                    f"{self.name}: {name!r} has the shape {list(found[name].shape)} where {list(wanted.shape)} is due"
+                    f"{self.name}: {name!r} has the shape {list(found[name].shape)} instead of {list(wanted.shape)}"
                 )
         if foreign := sorted(found.keys() - due.keys()):
             raise ModelError(f"{self.name}: its weights hold {foreign[0]!r}, for which the head has no place")
         module.load_state_dict(found)
         return module.eval().requires_grad_(False)
 
-    def fitted(self, target: _Target) -> HeadCheckpoint:
-        """The head for a target, which it must have been made for.
+    def fitted(self, target: TargetModel) -> HeadCheckpoint:
+        """Fit the head to its target.
 
         Raises:
-            ConfigError: naming what differs, with both values.
+            ConfigError: it was made for another target; the message names the difference.
         """
         fitted = self
         if self.layers_of is not None:
@@ -103,12 +98,8 @@ class HeadCheckpoint:
         fitted.check_target(target)
         return fitted
 
-    def check_target(self, target: _Target) -> None:
-        """Refuse a target that the head was not made for.
-
-        Raises:
-            ConfigError: naming what differs, with both values.
-        """
+    def check_target(self, target: TargetModel) -> None:
+        """Refuse a target that the head was not made for; see :meth:`fitted`."""
         for name in ("width", "layers", "vocabulary"):
             own, its = getattr(self.target, name), getattr(target, name)
             if own and own != its and not (name == "vocabulary" and own < its):
@@ -122,11 +113,11 @@ class HeadCheckpoint:
 
 _GROUP: Final = 32
 OWN: Final = "outrider"
-"""What this format is called where heads are exported."""
+"""Name of this format for export."""
 PACKED: Final = {"": "Q8_0", "lm_head": "Q4_0", "markov_head.markov_w1": "Q4_0"}
-"""Kinds in which a head is as small as it runs on the CPU kernels, see :func:`write_head`."""
+"""Kinds for :func:`write_head` that the CPU kernels run a head in by default."""
 SMALL: Final = {"": "Q4_0"}
-"""Kinds in which a head is smallest."""
+"""Kinds for the smallest file."""
 _WORDS: Final = {"width": "hidden size", "layers": "number of layers", "vocabulary": "vocabulary"}
 
 
@@ -138,11 +129,7 @@ def _parts(kind: str) -> tuple[type, type]:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Say in one sentence that a folder cannot be written; what fails within is no one's fault but the disk's.
-
-    Raises:
-        ConfigError: naming the folder and the reason.
-    """
+    """Turn errors of the disk into a ConfigError that names the folder."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -153,17 +140,14 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def write_head(folder: Path, checkpoint: HeadCheckpoint, kinds: Mapping[str, str] | None = None) -> None:
-    """Write a head; the folder is made.
+    """Write a head to a folder, which is created.
 
-    Args:
-        folder: where to.
-        checkpoint: the head.
-        kinds: in which blocks of a GGUF file matrices are kept, ``Q8_0`` or ``Q4_0``, by the beginnings of their names;
-            the longest that fits holds, and what none fits stays as it is.
+    ``kinds`` maps prefixes of matrices' names to GGUF kinds, ``Q8_0`` or ``Q4_0``; the longest prefix wins, and other
+    matrices stay unchanged.
 
     Raises:
-        ConfigError: there is no such kind, there are no kernels to make it, the folder cannot be written, or only the
-            target can tell which layers the head reads, so that nothing could be written of them.
+        ConfigError: there is no such kind, there are no kernels for it, the folder cannot be written, or the layers
+            that the head reads are known only with a target.
     """
     if checkpoint.layers_of is not None:
         raise ConfigError(
@@ -183,13 +167,9 @@ def write_head(folder: Path, checkpoint: HeadCheckpoint, kinds: Mapping[str, str
 def write_files(
     folder: Path, tensors: dict[str, torch.Tensor], told: Mapping[str, Any], marks: dict[str, str] | None = None
 ) -> None:
-    """Write a head's two files; the folder is made, and weights that are there stay whole until the new ones are.
+    """Write ``config.json`` and ``model.safetensors``, with metadata ``marks``; the folder is created.
 
-    Args:
-        folder: where to.
-        tensors: what ``model.safetensors`` holds.
-        told: what ``config.json`` tells.
-        marks: metadata of the tensors' file.
+    Old weights stay until the new ones are complete.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -202,14 +182,10 @@ def write_files(
 
 
 def read_own(place: Path, told: Mapping[str, Any]) -> HeadCheckpoint:
-    """Read a head that :func:`write_head` has written.
-
-    Args:
-        place: its folder.
-        told: its ``config.json``.
+    """Read a head that :func:`write_head` wrote, from its folder and its ``config.json``.
 
     Raises:
-        ModelError: its files cannot be read; in one sentence.
+        ModelError: its files cannot be read.
     """
     if told.get(MARK) != VERSION:
         raise ModelError(f"{place.name}: {CONFIG} does not say that this is a head of version {VERSION}")
@@ -223,7 +199,7 @@ def read_own(place: Path, told: Mapping[str, Any]) -> HeadCheckpoint:
 
 
 def _stored(tensors: Mapping[str, torch.Tensor], kinds: Mapping[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors as they are written: those in blocks have their kind and their number of columns in their names."""
+    """Tensors to write; the names of those in blocks hold kind and number of columns."""
     for name, tensor in tensors.items():
         whole = tensor.detach().cpu().contiguous()
         fitting = [start for start in kinds if name.startswith(start)]
@@ -248,7 +224,7 @@ def _restored(place: str, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file.
+    """Read a JSON object from a file.
 
     Raises:
         ModelError: there is none.
@@ -263,7 +239,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a safetensors file.
+    """Read all tensors of a safetensors file.
 
     Raises:
         ModelError: it cannot be read.
@@ -275,12 +251,12 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """Floats as fp32, whatever they were stored as."""
+    """Convert floats to fp32."""
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def from_plain(kind: type, plain: Mapping[str, Any]) -> Any:
-    """A frozen dataclass from what ``json`` makes of its ``asdict``.
+    """Make a frozen dataclass from the JSON form of its ``asdict``.
 
     Raises:
         TypeError: a field is unknown or missing.

@@ -1,9 +1,9 @@
 """DSpark and DFlash: one pass drafts a whole block, with the target's features among the keys of every layer.
 
 Sources: DFlash, Chen, Liang, Liu 2026 (arXiv 2602.06036); DSpark, DeepSeek-AI and Peking University 2026 (arXiv
-2607.05147, §3).  The block is the anchor and mask tokens, which all see each other and the context before them.  What
-DSpark adds is a sequential correction: each slot's logits are moved by the token chosen for the slot before, so that
-the choices agree with each other; and a guess at how likely each will be accepted.
+2607.05147, §3).  A block is the anchor and mask tokens; they see each other and the context.  DSpark adds a sequential
+correction, which shifts each slot's logits by the token chosen for the previous slot, and a confidence: an estimate of
+each draft's chance of acceptance.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from outrider.errors import ModelError
-from outrider.heads.blocks import Attend, BlockShape, DecoderBlock, HeadParts, Rotary, Slots, own_embedding
+from outrider.heads.blocks import Attend, BlockShape, DecoderBlock, HeadParts, Rotary, Slots, own_embedding, take_over
 
 
 @dataclass(frozen=True)
 class DSparkConfig:
-    """What a block drafter looks like; DFlash is the one without correction and confidence."""
+    """Configuration of a block drafter; DFlash has neither correction nor confidence."""
 
     block: BlockShape
     hidden_layers: tuple[int, ...]
@@ -29,26 +29,26 @@ class DSparkConfig:
     blocks: int
     """Decoder layers."""
     slots: int
-    """Rows of a block, the anchor's included."""
+    """Rows of a block, anchor included."""
     mask_id: int
-    """Target token id whose embedding stands in the slots after the anchor."""
+    """Target token id of the mask, which fills the slots after the anchor."""
     vocabulary: int = 0
-    """Tokens it can draft; 0 is all of the target's, through the target's LM head."""
+    """Size of the draft vocabulary; 0 is the target's, through the target's LM head."""
     target_width: int = 0
     """Width of the target's rows; 0 is the block's."""
     target_vocabulary: int = 0
-    """Tokens the correction can follow; needed where there is one."""
+    """The target's vocabulary, for the correction."""
     draft_from_anchor: bool = True
     """Whether the anchor's slot drafts the first token (DSpark), or the first mask's does (DFlash)."""
     correction: str = "markov"
     """``independent`` (DFlash), ``markov``, ``gated`` or ``rnn``."""
     rank: int = 256
-    """Of the correction."""
+    """Rank of the correction."""
     confidence: bool = True
     confidence_reads_correction: bool = True
-    """Whether the confidence reads the previous token's row too."""
+    """Whether the confidence also reads the previous token's row."""
     temperatures: tuple[float, ...] = ()
-    """What each slot's confidence is divided by before the sigmoid (sequential temperature scaling); empty is 1."""
+    """Divisor of each slot's confidence before the sigmoid (sequential temperature scaling); empty is 1."""
     embedding: int = 0
     """Rows of an embedding of its own; 0 is the target's."""
 
@@ -59,7 +59,7 @@ class DSparkConfig:
 
 
 class NoCorrection(nn.Module):
-    """DFlash: slots are independent of each other."""
+    """DFlash: slots are independent."""
 
     def __init__(self, config: DSparkConfig, outputs: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class NoCorrection(nn.Module):
     def forward(
         self, previous: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor | None
     ) -> tuple[torch.Tensor | float, torch.Tensor | None]:
-        """Nothing to add."""
+        """Add nothing; see :meth:`MarkovCorrection.forward`."""
         return 0.0, None
 
 
@@ -82,15 +82,10 @@ class MarkovCorrection(nn.Module):
     def forward(
         self, previous: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What is added to a slot's logits.
+        """Compute the correction of a slot's logits, [..., outputs], and the state for the next slot.
 
-        Args:
-            previous: int64 [...], target id of the token before the slot's.
-            hidden: [..., width], the slot's.
-            state: what the call for the slot before returned; None for the first.
-
-        Returns:
-            [..., outputs], and the state for the slot after.
+        ``previous`` is the target id of the previous slot's token, int64 [...]; ``hidden`` is the slot's row, [...,
+        width]; ``state`` is that of the previous call, None for the first slot.
         """
         return self.markov_w2(self.markov_w1(previous)), None
 
@@ -136,12 +131,10 @@ CORRECTIONS: Final[dict[str, Callable[[DSparkConfig, int], nn.Module]]] = {
 
 
 class DSparkHead(nn.Module):
-    """The network.
-
-    ``ids`` int64 [vocabulary] are the target's ids of the tokens it drafts, rising; None is all.
-    """
+    """The network."""
 
     ids: torch.Tensor | None
+    """int64 [vocabulary], ascending target ids of the draft vocabulary; None is all."""
 
     def __init__(self, config: DSparkConfig) -> None:
         super().__init__()
@@ -162,21 +155,14 @@ class DSparkHead(nn.Module):
 
     @torch.no_grad()
     def begin(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
-        """Take over the target's LM head, and correct nothing yet.
-
-        Args:
-            ids: int64 [vocabulary], the target's ids of the tokens to draft, rising.
-            rows: [vocabulary, width], their rows of the target's LM head.
-        """
-        if self.ids is not None and self.lm_head is not None:
-            self.ids.copy_(ids)
-            self.lm_head.weight.copy_(rows)
+        """Start with the target's LM head and a correction of zero; see :func:`outrider.heads.blocks.take_over`."""
+        take_over(self, ids, rows)
         if isinstance(self.markov_head, MarkovCorrection):
             nn.init.normal_(self.markov_head.markov_w1.weight, std=0.1)
             nn.init.zeros_(self.markov_head.markov_w2.weight)
 
     def fuse(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The context rows that every layer's keys and values come from: [..., target width] each → [..., width]."""
+        """Make context rows, from which every layer takes keys and values: [..., target width] each → [..., width]."""
         return self.hidden_norm(self.fc(torch.cat(tuple(features), dim=-1)))
 
     def parts(self) -> HeadParts:
@@ -190,12 +176,7 @@ class DSparkHead(nn.Module):
         )
 
     def context(self, fused: torch.Tensor, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each layer's keys and values of context rows.
-
-        Args:
-            fused: [batch, rows, width].
-            positions: int64 [batch, rows].
-        """
+        """Each layer's keys and values of context rows [batch, rows, width] at positions int64 [batch, rows]."""
         turns = self.rotary(positions)
         return [layer.self_attn.keys_and_values(fused, turns) for layer in self.layers]
 
@@ -206,13 +187,10 @@ class DSparkHead(nn.Module):
         attends: Sequence[Attend],
         unembed: Callable[[torch.Tensor], torch.Tensor],
     ) -> Slots:
-        """Read whole blocks.
+        """Compute whole blocks.
 
-        Args:
-            embeddings: fp32 [batch, blocks · slots, width], the target's, of anchors and masks.
-            positions: int64 [batch, blocks · slots].
-            attends: one for each layer: it knows the context's keys.
-            unembed: the target's LM head.
+        ``embeddings`` are the target's, of anchors and masks, fp32 [batch, blocks · slots, width].  Each layer has an
+        ``Attend``, which has the context's keys.
 
         Returns:
             Hidden rows and logits [batch, blocks, drafts, …].
@@ -226,11 +204,10 @@ class DSparkHead(nn.Module):
         return Slots(hidden, unembed(hidden.flatten(0, -2)).unflatten(0, hidden.shape[:-1]))
 
     def confidence(self, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Logit of the chance that a slot's draft is accepted if all before it are; before temperature.
+        """Logit of a slot's chance of acceptance if all slots before it are accepted; before temperature.
 
-        Args:
-            previous: int64 [...], target id of the token before the slot's.
-            hidden: [..., width], the slot's.
+        ``previous`` is the target id of the previous slot's token, int64 [...]; ``hidden`` is the slot's row, [...,
+        width].
         """
         if self.config.confidence_reads_correction:
             assert isinstance(self.markov_head, MarkovCorrection), "nothing to read otherwise"

@@ -1,7 +1,7 @@
-"""EAGLE-1 and EAGLE-2: a block or two that continue the target's own features, read through the target's LM head.
+"""EAGLE-1 and EAGLE-2: a block or two continue the target's hidden rows, and the target's LM head reads them.
 
 Source: Li et al. 2024 (arXiv 2401.15077, §3; 2406.16858).  The row of position i joins the target's last hidden row at
-i with the embedding of the token at i + 1, and answers with a guess at the hidden row at i + 1.
+i with the embedding of the token at i + 1, and predicts the hidden row at i + 1.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from outrider.heads.blocks import Attend, BlockShape, DecoderBlock, HeadParts, R
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """What an EAGLE-1 or EAGLE-2 head looks like."""
+    """Configuration of an EAGLE-1 or EAGLE-2 head."""
 
     block: BlockShape
     hidden_layers: tuple[int, ...]
-    """The one target layer it reads: the rows that the LM head reads."""
+    """The one target layer it reads: the LM head's input."""
     blocks: int = 1
     joint_bias: bool = True
     """Whether the projection of embedding and feature has a bias."""
@@ -35,7 +35,7 @@ class EagleHead(nn.Module):
     """The network; its LM head is the target's."""
 
     ids: torch.Tensor | None = None
-    """It speaks the target's whole vocabulary."""
+    """It drafts from the target's whole vocabulary."""
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class EagleHead(nn.Module):
         self.rotary = Rotary(config.block)
 
     def fuse(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The rows of the layers it reads, as its steps take them."""
+        """Return the rows of its only layer."""
         (rows,) = features
         return rows
 
@@ -59,16 +59,10 @@ class EagleHead(nn.Module):
     def forward(
         self, embeddings: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
-        """One step for every row.
+        """Compute one step for every row: predict the features of the tokens, fp32 [batch, rows, width].
 
-        Args:
-            embeddings: fp32 [batch, rows, width], the target's, of the tokens after the features.
-            features: fp32 [batch, rows, width]: the target's, fused, or an earlier step's answer.
-            positions: int64 [batch, rows], those of the features.
-            attend: keeps keys and values, and knows which rows see which.
-
-        Returns:
-            fp32 [batch, rows, width], the guessed features of the tokens.
+        ``features`` are the target's, fused, or an earlier step's answer; ``positions`` are theirs, int64 [batch,
+        rows]. ``embeddings`` are the target's, of the tokens after the features.
         """
         rows = self.fc(torch.cat((embeddings, features), dim=-1))
         turns = self.rotary(positions)
@@ -77,7 +71,7 @@ class EagleHead(nn.Module):
         return rows
 
     def logits(self, features: torch.Tensor, unembed: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Logits of the token after each guessed feature, through the target's LM head."""
+        """Logits of the token after each predicted feature."""
         return unembed(features)
 
 

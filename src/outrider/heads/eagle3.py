@@ -1,4 +1,4 @@
-"""EAGLE-3: one wide block on features of three depths, with a vocabulary of its own.
+"""EAGLE-3: one wide block on features of three target layers, with a draft vocabulary of its own.
 
 Source: Li et al. 2025 (arXiv 2503.01840, §3), and EAGLE-3.1's two norms (arXiv 2605.09992).
 """
@@ -21,18 +21,19 @@ from outrider.heads.blocks import (
     HeadParts,
     Rotary,
     own_embedding,
+    take_over,
 )
 
 
 @dataclass(frozen=True)
 class Eagle3Config:
-    """What an EAGLE-3 head looks like."""
+    """Configuration of an EAGLE-3 head."""
 
     block: BlockShape
     hidden_layers: tuple[int, ...]
     """Target layers whose outputs are fused, in the order of the projection's inputs."""
     vocabulary: int
-    """Tokens it can draft; 0 is all of the target's, through the target's LM head."""
+    """Size of the draft vocabulary; 0 is the target's, through the target's LM head."""
     target_width: int = 0
     """Width of the target's rows; 0 is the block's."""
     norm_before_residual: bool = False
@@ -77,12 +78,10 @@ class Eagle3Block(nn.Module):
 
 
 class Eagle3Head(nn.Module):
-    """The network.
-
-    ``ids`` int64 [vocabulary] are the target's ids of the tokens it drafts, rising; None is all.
-    """
+    """The network."""
 
     ids: torch.Tensor | None
+    """int64 [vocabulary], ascending target ids of the draft vocabulary; None is all."""
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
@@ -103,15 +102,11 @@ class Eagle3Head(nn.Module):
 
     @torch.no_grad()
     def begin(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
-        """Start near the target: pass its highest layer on through a block that adds nothing yet, to its LM head.
+        """Start near the target: its highest layer passes through a block that adds nothing, to its LM head.
 
-        Args:
-            ids: int64 [vocabulary], the target's ids of the tokens to draft, rising.
-            rows: [vocabulary, width], their rows of the target's LM head.
+        See :func:`outrider.heads.blocks.take_over` for the arguments.
         """
-        if self.ids is not None and self.lm_head is not None:
-            self.ids.copy_(ids)
-            self.lm_head.weight.copy_(rows)
+        take_over(self, ids, rows)
         width, read = self.fc.out_features, self.config.target_width or self.fc.out_features
         self.fc.weight.mul_(0.1)
         self.fc.weight[:, -read:] += torch.eye(width, read)
@@ -119,7 +114,7 @@ class Eagle3Head(nn.Module):
             nn.init.zeros_(last.weight)
 
     def fuse(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The rows of the layers it reads, as its steps take them: [..., target width] each → [..., width]."""
+        """Fuse rows of the layers it reads: [..., target width] each → [..., width]."""
         if self.config.feature_norms:
             features = [norm(rows) for norm, rows in zip(self.feature_norms, features, strict=True)]
         return self.fc(self.joined_norm(torch.cat(tuple(features), dim=-1)))
@@ -147,12 +142,12 @@ class Eagle3Head(nn.Module):
     def forward(
         self, embeddings: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
-        """One step for every row; see :meth:`outrider.heads.eagle.EagleHead.forward`."""
+        """Compute one step for every row; see :meth:`outrider.heads.eagle.EagleHead.forward`."""
         rows = self.midlayer(embeddings, features, self.rotary(positions), attend)
         return self.norm(rows) if self.config.norm_output else rows
 
     def logits(self, features: torch.Tensor, unembed: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """[..., width] → [..., vocabulary]: logits of the token after each step's answer."""
+        """Logits of the token after each step's answer: [..., width] → [..., vocabulary]."""
         normed = features if self.config.norm_output else self.norm(features)
         return unembed(normed) if self.lm_head is None else self.lm_head(normed)
 

@@ -1,4 +1,4 @@
-"""Reads a trained head: from a folder in Outrider's own format or another project's, or one that comes along."""
+"""Read a trained head: a shipped one, or a folder in Outrider's own format or another project's."""
 
 from __future__ import annotations
 
@@ -12,26 +12,21 @@ from outrider.models.shipped_heads import head_folder, shipped_heads
 
 
 def read_head(folder: str | Path) -> HeadCheckpoint:
-    """Read a head, whichever format it is in.
-
-    Args:
-        folder: where it lies, or the name of one that comes along.
+    """Read a head in any known format, from its folder or by the name of a shipped head.
 
     Raises:
-        ModelError: there is none, or its files cannot be read; in one sentence.
+        ModelError: there is none, or its files cannot be read.
     """
     place = head_folder(folder)
     if not (place / CONFIG).is_file():
         along = ", ".join(head.name for head in shipped_heads()) or "none"
-        raise ModelError(
-            f"there is no head {str(folder)!r}: no folder with a {CONFIG}; those that come along are: {along}"
-        )
+        raise ModelError(f"there is no head {str(folder)!r}: no folder with a {CONFIG}; shipped heads are: {along}")
     told = read_json(place / CONFIG)
     return read_own(place, told) if MARK in told else read_foreign(place, told)
 
 
 def kind_of(folder: str | Path) -> str | None:
-    """The kind of the head in a folder or of a name that comes along; None where there is none that can be read."""
+    """Kind of the head in a folder, or of a shipped head; None if there is none that can be read."""
     config = head_folder(folder) / CONFIG
     try:
         told = read_json(config)
@@ -42,5 +37,5 @@ def kind_of(folder: str | Path) -> str | None:
 
 @lru_cache(maxsize=8)
 def _foreign_kind(folder: str, changed: int) -> str:
-    """The kind of a head in another project's format; choosing a method asks often, and reading takes all weights."""
+    """Kind of a head in another project's format; cached, because it takes reading all weights."""
     return read_head(folder).kind

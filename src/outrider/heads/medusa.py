@@ -1,4 +1,4 @@
-"""Medusa's heads: each guesses one later token from the row that gave the next one.
+"""Medusa's heads: each predicts one later token from the target's last hidden row.
 
 Source: Cai et al., "Medusa: simple LLM inference acceleration framework with multiple decoding heads", 2024, §2.1.1.
 """
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """The shape of the heads."""
+    """Configuration of the heads."""
 
     width: int
-    """Of the target's hidden rows."""
+    """Width of the target's hidden rows."""
     vocabulary: int
-    """Tokens a head drafts from: the target's, or a reduced vocabulary, whose target ids are in ``ids``."""
+    """Size of the draft vocabulary: the target's, or a reduced one, whose target ids are in ``ids``."""
     heads: int = 4
-    """Head d (0-based) guesses the token d + 2 places after its row's own."""
+    """Number of heads; head d (0-based) predicts the token d + 2 places after its row's own."""
     layers: int = 1
     """Residual blocks per head."""
     chances: tuple[tuple[float, ...], ...] = ()
-    """How often the guess of each rank is right, by head, as measured on held-out texts: what a tree is made from."""
+    """How often the guess of each rank is right, by head, measured on held-out texts; they shape the tree."""
     hidden_layers: ClassVar[tuple[int, ...]] = ()
-    """It reads no block's output, only the rows after the final norm."""
+    """None: it reads only the rows after the final norm."""
 
 
 class ResidualBlock(nn.Module):
-    """x + SiLU(W·x + b); with W and b zero, as it starts, it is x."""
+    """x + SiLU(W·x + b); W and b start at zero."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -43,18 +43,17 @@ class ResidualBlock(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Rows [..., width] to rows [..., width]."""
+        """[..., width] → [..., width]."""
         out: torch.Tensor = x + nn.functional.silu(self.linear(x))
         return out
 
 
 class MedusaHead(nn.Module):
-    """k heads side by side, each of residual blocks and its own LM part."""
+    """Independent heads, each with residual blocks and an LM head of its own."""
 
     ids: torch.Tensor
 
     def __init__(self, config: MedusaConfig) -> None:
-        """Make heads whose LM parts are still random."""
         super().__init__()
         self.config = config
         self.blocks = nn.ModuleList(
@@ -67,12 +66,9 @@ class MedusaHead(nn.Module):
 
     @classmethod
     def initial(cls, config: MedusaConfig, target: TargetModel, ids: torch.Tensor | None = None) -> MedusaHead:
-        """Heads as they are before training: each is the target's own LM head.
+        """Make heads that start as the target's own LM head.
 
-        Args:
-            config: the shape.
-            target: the model drafted for.
-            ids: int64 [vocabulary], ascending, a reduced draft vocabulary; None is the target's.
+        ``ids`` is a reduced draft vocabulary, int64 [vocabulary], ascending; None is the target's.
         """
         head = cls(config)
         if ids is not None:
@@ -83,14 +79,7 @@ class MedusaHead(nn.Module):
         return head
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The heads' guesses.
-
-        Args:
-            hidden: [..., width], the target's rows after the final norm.
-
-        Returns:
-            Logits [..., heads, vocabulary].
-        """
+        """Logits of the heads: target rows after the final norm [..., width] → [..., heads, vocabulary]."""
         each = [part(block(hidden)) for block, part in zip(self.blocks, self.lm_heads, strict=True)]
         return torch.stack(each, -2)
 

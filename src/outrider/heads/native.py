@@ -1,8 +1,8 @@
-"""Heads on the CPU kernels: the blocks of a step are one call, from rows to answers and logits.
+"""Heads on the CPU kernels: one call computes all blocks of a step, from rows to answers and logits.
 
-A torch module costs several times its arithmetic in calls of torch.  Here what a head does is a value, the
-``HeadParts`` that it gives of itself.  The decoder of the kernels runs them on the module's own packed matrices; the
-module stays the specification, and runs itself where it gives none.
+On torch, calls cost several times the arithmetic.  A head describes its computation as ``HeadParts``, which the
+kernels' decoder runs on the module's own packed matrices.  The module stays the specification, and runs on torch if it
+describes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 
 from outrider.heads.blocks import BlockParts, HeadParts, Slots
 from outrider.heads.packed import PackedLinear
-from outrider.heads.runner import BlockHead, BlockRunner, DraftedBlock, FeatureHead, FeatureRunner
+from outrider.heads.runner import BlockHead, BlockRunner, DraftedBlock, FeatureHead, FeatureRunner, Head
 from outrider.kernels.native import cpu
 from outrider.kv.pool import PagedCache
 from outrider.models.base import TargetModel
@@ -37,12 +37,9 @@ _MATRICES: Final = {
 
 
 class Stack:
-    """A head's blocks on the CPU kernels.
+    """A head's blocks on the CPU kernels; matrices that are not packed are multiplied in fp32.
 
-    A row's answer and logits are the same bits whatever else is in the pass.
-
-    Args:
-        parts: what they are made of; matrices that are not packed are multiplied in fp32.
+    A row's answer and logits have the same bits whatever else is in the pass.
     """
 
     def __init__(self, parts: HeadParts) -> None:
@@ -71,17 +68,13 @@ class Stack:
         cache: PagedCache,
         wanted: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute every row of a batch, writing its keys and values into the cache.
+        """Compute every row of a batch, fp32 [rows, width], and write its keys and values into extended pages.
 
-        Args:
-            rows: fp32 [rows, width].
-            beside: fp32 [rows, width], for a head that reads two rows side by side; None for others.
-            batch: where the rows stand.
-            cache: the head's pages, already extended.
-            wanted: int64, rows that get logits; None is the batch's.
+        ``beside`` has the other rows of a head that reads two side by side.  ``wanted`` are the rows that need logits;
+        None is the batch's.
 
         Returns:
-            The answers [rows, width], and logits [wanted rows, vocabulary]: no columns where the head has no LM head.
+            Answers [rows, width], and logits [wanted rows, vocabulary], without columns if there is no LM head.
         """
         wanted = batch.wanted if wanted is None else wanted
         store = half_store(cache, self._heads, self._head_width)
@@ -101,13 +94,7 @@ class Stack:
         return answers, logits
 
     def write_keys(self, rows: torch.Tensor, batch: TreeBatch, cache: PagedCache) -> None:
-        """Write every block's keys and values of rows that no block changes: a context that blocks attend to.
-
-        Args:
-            rows: fp32 [rows, width].
-            batch: where they stand.
-            cache: the head's pages, already extended.
-        """
+        """Write every block's keys and values of context rows, fp32 [rows, width], which no block changes."""
         store = half_store(cache, self._heads, self._head_width)
         self._decoder.write_keys(
             rows.contiguous().numpy(), batch.positions.numpy(), shares(batch, cache), store.keys, store.values
@@ -115,7 +102,7 @@ class Stack:
 
 
 class NativeFeatureRunner(FeatureRunner):
-    """A feature head that is ready to run on the CPU kernels."""
+    """Runs a feature head on the CPU kernels."""
 
     def __init__(self, head: FeatureHead, target: TargetModel) -> None:
         super().__init__(head, target)
@@ -131,7 +118,7 @@ class NativeFeatureRunner(FeatureRunner):
 
 
 class NativeBlockRunner(BlockRunner):
-    """A block head that is ready to run on the CPU kernels."""
+    """Runs a block head on the CPU kernels."""
 
     def __init__(self, head: BlockHead, target: TargetModel) -> None:
         super().__init__(head, target)
@@ -153,22 +140,22 @@ class NativeBlockRunner(BlockRunner):
 
 
 def feature_runner(head: FeatureHead, target: TargetModel) -> FeatureRunner:
-    """A feature head, ready to run where its target does."""
+    """Make the runner for a feature head on its target's device."""
     return (NativeFeatureRunner if _kernels_serve(head, target) else FeatureRunner)(head, target)
 
 
 def block_runner(head: BlockHead, target: TargetModel) -> BlockRunner:
-    """A block head, ready to run where its target does."""
+    """Make the runner for a block head on its target's device."""
     return (NativeBlockRunner if _kernels_serve(head, target) else BlockRunner)(head, target)
 
 
-def _kernels_serve(head: FeatureHead | BlockHead, target: TargetModel) -> bool:
+def _kernels_serve(head: Head, target: TargetModel) -> bool:
     return cpu is not None and target.device.type == "cpu" and head.parts() is not None
 
 
-def _stack(head: FeatureHead | BlockHead) -> Stack:
+def _stack(head: Head) -> Stack:
     parts = head.parts()
-    assert parts is not None, "asked only of heads that the kernels serve"
+    assert parts is not None, "called only for heads that the kernels can run"
     return Stack(parts)
 
 
@@ -212,7 +199,7 @@ def _layer(parts: HeadParts, block: BlockParts) -> dict[str, Any]:
 
 
 def _matrix(linear: Any) -> Any:
-    """The kernels' matrix of a linear layer, shared with it if it is packed."""
+    """The kernels' matrix of a linear layer; a packed layer shares its own."""
     if linear is None or isinstance(linear, PackedLinear):
         return linear and linear.matrix
     return pack_all({"": stored_matrix(linear.weight)})[0][""]

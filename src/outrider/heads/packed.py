@@ -1,7 +1,7 @@
 """Linear layers of a small torch module on the CPU kernels: weights in eight or four bits, activations in eight.
 
-Packed weights are for inference: nothing flows back through them.  On disk they take the blocks of a GGUF file, which
-any installation can read; only multiplying with them needs the kernels.
+Packed weights have no gradients.  On disk they are stored in the blocks of GGUF files, which any installation can read;
+only multiplication needs the kernels.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _GROUP: Final = 32
 
 @dataclass(frozen=True)
 class Packing:
-    """In which kinds a module's matrices are kept; None leaves them in torch.
+    """Kinds to pack a module's matrices in; None leaves them in torch.
 
     Raises:
-        ConfigError: a kind that weights cannot be packed in.
+        ConfigError: weights cannot be packed in a kind.
     """
 
     body: str | None = "Q8_0"
     head: str | None = "Q4_0"
-    """Of the matrix that makes logits: by far the largest."""
+    """Kind of the LM head, by far the largest matrix."""
     head_names: tuple[str, ...] = ("lm_head", "lm_heads")
-    """What that matrix, or the list of such, is called, wherever in the module it is."""
+    """Names of the LM head or of a list of them, anywhere in the module."""
 
     def __post_init__(self) -> None:
         for kind in (self.body, self.head):
@@ -44,19 +44,15 @@ class Packing:
                 _check_kind(kind)
 
     def kind(self, name: str) -> str | None:
-        """The kind of the matrix of a name."""
+        """Kind of the matrix with this name."""
         return self.head if set(name.split(".")) & set(self.head_names) else self.body
 
 
 class PackedLinear(nn.Module):
-    """A linear layer on the CPU kernels: rows in, fp32 rows out, of any leading dimensions.
+    """A linear layer on the CPU kernels: rows with any leading dimensions to fp32 rows.
 
-    A row's result is the same bits whatever else is in the call.  Every call answers in memory of its own, because
-    callers keep results from one step to the next; what the kernels need on their way is kept.
-
-    Args:
-        matrix: the kernels' matrix.
-        bias: fp32 [outputs], or None.
+    A row's result has the same bits whatever else is in the call.  Every call returns new memory, because callers keep
+    results from one step to the next.
     """
 
     def __init__(self, matrix: Any, bias: torch.Tensor | None = None) -> None:
@@ -67,36 +63,27 @@ class PackedLinear(nn.Module):
         self._added = None if self.bias is None else self.bias.numpy()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Multiply rows [..., inputs] into [..., outputs].
+        """[..., inputs] → [..., outputs].
 
         Raises:
             ValueError: the rows have another width.
         """
         flat = rows if rows.ndim == 2 else rows.reshape(-1, rows.shape[-1])
-        # A fresh array costs less than half a microsecond more than a kept one: the allocator gives back the last one.
         made = np.empty((len(flat), self.out_features), dtype=np.float32)
         cpu.linear(self.matrix, flat.float().contiguous().numpy(), made, self._added)
         result = torch.from_numpy(made)
         return result if rows.ndim == 2 else result.view(*rows.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
-        """What torch prints of it."""
+        """Arguments that torch prints."""
         bias = self.bias is not None
         return f"{self.in_features}, {self.out_features}, bias={bias}, kind={self.matrix.kind}"
 
 
 def pack(module: nn.Module, packing: Packing | None = None) -> nn.Module:
-    """Put the linear layers of a module on the CPU kernels, in place.
+    """Put the linear layers of a module on the CPU kernels, in place; a module that is one itself is replaced.
 
-    Left in torch are those whose inputs are no multiple of 32, those on another device, and all of them where there are
-    no kernels.
-
-    Args:
-        module: may be a linear layer itself.
-        packing: what becomes of each.
-
-    Returns:
-        The module; what takes its place if it is a linear layer.
+    Layers whose inputs are no multiple of 32, or that are on another device, stay in torch.  Without kernels all do.
     """
     wanted = packing or Packing()
     linears = {name: part for name, part in module.named_modules() if type(part) is nn.Linear}
@@ -113,17 +100,11 @@ def pack(module: nn.Module, packing: Packing | None = None) -> nn.Module:
 
 
 def to_stored(weight: torch.Tensor, kind: str) -> torch.Tensor:
-    """A matrix in the blocks of a GGUF file.
-
-    Args:
-        weight: [outputs, inputs].
-        kind: ``Q8_0`` or ``Q4_0``.
-
-    Returns:
-        uint8 [outputs, bytes of a row].
+    """Store a matrix [outputs, inputs] in GGUF blocks: uint8 [outputs, bytes per row].
 
     Raises:
-        ConfigError: there is no such kind, the inputs are no multiple of 32, or there are no kernels.
+        ConfigError: ``kind`` is neither ``Q8_0`` nor ``Q4_0``, the inputs are no multiple of 32, or there are no
+            kernels.
     """
     _check_kind(kind)
     outputs, inputs = weight.shape
@@ -136,18 +117,15 @@ def to_stored(weight: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def from_stored(raw: torch.Tensor, kind: str, inputs: int, outputs: int) -> torch.Tensor:
-    """The numbers of a stored matrix, fp32 [outputs, inputs].
-
-    Args:
-        raw: uint8, from :func:`to_stored`.
-        kind: how it was stored.
-        inputs: columns.
-        outputs: rows.
+    """Read a matrix that :func:`to_stored` made: fp32 [outputs, inputs].
 
     Raises:
-        ConfigError: there is no such kind, or the bytes are more or fewer than the shape asks for.
+        ConfigError: there is no such kind, or the bytes do not fit the shape.
     """
-    _check_stored(raw, kind, inputs, outputs)
+    _check_kind(kind)
+    due = outputs * inputs // _GROUP * _KINDS[kind].block_bytes
+    if inputs % _GROUP or raw.numel() != due:
+        raise ConfigError(f"{raw.numel()} bytes are no {kind} matrix of {outputs} × {inputs}, which takes {due}")
     numbers = torch.empty(outputs, inputs)
     dequantize([DequantizeJob(raw.contiguous(), _KINDS[kind], numbers)])
     return numbers
@@ -160,10 +138,3 @@ def _fits(linear: nn.Linear) -> bool:
 def _check_kind(kind: str) -> None:
     if kind not in _PACKED:
         raise ConfigError(f"weights cannot be packed as {kind!r}; there are: {', '.join(_PACKED)}")
-
-
-def _check_stored(raw: torch.Tensor, kind: str, inputs: int, outputs: int) -> None:
-    _check_kind(kind)
-    due = outputs * inputs // _GROUP * _KINDS[kind].block_bytes
-    if inputs % _GROUP or raw.numel() != due:
-        raise ConfigError(f"{raw.numel()} bytes are no {kind} matrix of {outputs} × {inputs}, which takes {due}")

@@ -1,8 +1,7 @@
-"""Runs a head for a drafter: embeddings and LM head from the target, keys and values on pages.
+"""Runs a head for a drafter: embeddings and LM head come from the target, keys and values lie in pages.
 
-Three kinds of heads are known by what they are asked: those that continue the target's hidden rows token by token
-(:class:`FeatureRunner`), those that draft a block in one pass (:class:`BlockRunner`), and those that guess every depth
-from one row (:class:`ParallelRunner`).
+There are three kinds of heads: some continue the target's hidden rows token by token (:class:`FeatureRunner`), some
+draft a block in one pass (:class:`BlockRunner`), and some predict every depth from one row (:class:`ParallelRunner`).
 """
 
 from __future__ import annotations
@@ -21,11 +20,9 @@ from outrider.tree import TreeBatch
 
 
 class TokenIds:
-    """Spreads logits of a reduced vocabulary over the target's; what the head cannot draft stays at −∞.
+    """Spreads logits of a reduced vocabulary over the target's; tokens that the head cannot draft get −∞.
 
-    Args:
-        ids: int64 [reduced vocabulary]; None leaves logits as they are.
-        vocabulary: the target's.
+    ``ids`` are its target ids, int64 [reduced vocabulary]; None leaves logits unchanged.
     """
 
     def __init__(self, ids: torch.Tensor | None, vocabulary: int) -> None:
@@ -44,18 +41,13 @@ class TokenIds:
         return wide
 
 
-def ready(head: Any, target: TargetModel) -> Any:
-    """A head where its target runs: its matrices on the CPU kernels there, in torch elsewhere."""
-    return pack(head.to(target.device))
-
-
 _COMPARED: Final = 4096
 _ALIKE: Final = 1e-3
-"""Rows that differ by less, relative to their length, are the same stored in another precision."""
+"""Rows with a smaller relative difference are the same, stored in another precision."""
 
 
 def embedding_of(head: Any, target: TargetModel) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What gives the rows of tokens: the head's own embedding, unless it is a copy of the target's."""
+    """Choose the embedding for a head: its own, unless that is missing or a copy of the target's."""
     own = head.embed_tokens
     if own is not None and _is_copy(own.weight, target):
         head.embed_tokens = own = None
@@ -73,8 +65,13 @@ def _is_copy(rows: torch.Tensor, target: TargetModel) -> bool:
 
 
 def attend_by(plan: PassPlan) -> Attend:
-    """Attention of a head's blocks over pages, one layer's store after the other."""
+    """Make the attention of a head's blocks over pages; each call uses the next layer's store."""
     return lambda query, key, value, scaling: plan.attend(query, key, value, AttentionCall(scaling))
+
+
+def ready(head: Any, target: TargetModel) -> Any:
+    """Move a head to its target's device; on the CPU, pack its matrices for the kernels."""
+    return pack(head.to(target.device))
 
 
 def _row_bytes(config: Any) -> int:
@@ -82,50 +79,48 @@ def _row_bytes(config: Any) -> int:
     return 2 * 4 * int(config.blocks * config.block.key_heads * config.block.head_width)
 
 
-class FeatureHead(Protocol):
-    """What a network must give to continue hidden rows token by token, as the EAGLE family does."""
+class Head(Protocol):
+    """What every network that keeps keys and values in pages has."""
 
     config: Any
-    """It says ``block``, a :class:`outrider.heads.blocks.BlockShape`, ``blocks``, how many there are, and
-    ``hidden_layers``, the target layers read."""
+    """Has ``block``, a :class:`outrider.heads.blocks.BlockShape`, ``blocks``, their number, and ``hidden_layers``, the
+    target layers it reads."""
     ids: torch.Tensor | None
-    """int64 [vocabulary], the target's ids of the tokens it drafts, rising; None is all."""
+    """int64 [vocabulary], ascending target ids of the draft vocabulary; None is all."""
     embed_tokens: Any
-    """An embedding of its own; None is the target's."""
+    """Its own embedding; None is the target's."""
 
     def fuse(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Rows of the layers it reads, [..., target width] each, as its steps take them: [..., width]."""
+        """Fuse rows of the layers it reads: [..., target width] each → [..., width]."""
         ...
+
+    def parts(self) -> HeadParts | None:
+        """Describe its computation, so the CPU kernels can run it; None runs it on torch."""
+        ...
+
+
+class FeatureHead(Head, Protocol):
+    """A network that continues hidden rows token by token, as in the EAGLE family."""
 
     def __call__(
         self, embeddings: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
-        """One step for every row; see :meth:`outrider.heads.eagle.EagleHead.forward`."""
+        """Compute one step for every row; see :meth:`outrider.heads.eagle.EagleHead.forward`."""
         ...
 
     def logits(self, features: torch.Tensor, unembed: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Logits of the token after each step's answer, through ``unembed`` where it has no LM head of its own."""
-        ...
-
-    def parts(self) -> HeadParts | None:
-        """What its step is made of, which the CPU kernels then run; None leaves it to torch."""
+        """Logits of the token after each step's answer; ``unembed`` serves a head without an LM head."""
         ...
 
 
-class BlockHead(Protocol):
-    """What a network must give to draft a block in one pass; see :class:`outrider.heads.dspark.DSparkHead`."""
+class BlockHead(Head, Protocol):
+    """A network that drafts a block in one pass; see :class:`outrider.heads.dspark.DSparkHead`.
 
-    config: Any
-    """It says ``block``, ``blocks`` and ``hidden_layers`` as of a :class:`FeatureHead`, and ``slots``, ``drafts``,
-    ``mask_id``, ``confidence`` and ``temperatures``."""
-    ids: torch.Tensor | None
-    embed_tokens: Any
+    Its ``config`` also has ``slots``, ``drafts``, ``mask_id``, ``confidence`` and ``temperatures``.
+    """
+
     markov_head: Any
-    """Token before, hidden row and state to what is added to a slot's logits, and the next state."""
-
-    def fuse(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The context rows that every layer's keys and values come from."""
-        ...
+    """Maps previous token, hidden row and state to the correction of a slot's logits and the next state."""
 
     def context(self, fused: torch.Tensor, positions: torch.Tensor) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
         """Each layer's keys and values of context rows."""
@@ -138,51 +133,38 @@ class BlockHead(Protocol):
         attends: Sequence[Attend],
         unembed: Callable[[torch.Tensor], torch.Tensor],
     ) -> Slots:
-        """Read whole blocks."""
+        """Compute whole blocks."""
         ...
 
     def confidence(self, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Logit of the chance that a slot's draft is accepted if all before it are."""
+        """Logit of a slot's chance of acceptance if all slots before it are accepted."""
         ...
-
-    def parts(self) -> HeadParts | None: ...
 
 
 class FeatureRunner:
-    """A feature head that is ready to run.
-
-    Args:
-        head: the network, packed or not.
-        target: whose rows it continues.
-    """
+    """Runs a feature head, packed or not, on its target's device."""
 
     def __init__(self, head: FeatureHead, target: TargetModel) -> None:
-        config = head.config
         self._head, self._target = ready(head, target), target
         self._embed = embedding_of(self._head, target)
         self._ids = TokenIds(head.ids, target.vocabulary)
-        self.hidden_layers: tuple[int, ...] = config.hidden_layers
-        self.context_length: int = config.block.positions
-        self.device = target.device
-        self.row_bytes = _row_bytes(config)
+        self.hidden_layers, self.context_length = head.config.hidden_layers, head.config.block.positions
+        self.device, self.row_bytes = target.device, _row_bytes(head.config)
 
     @torch.inference_mode()
     def fuse(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Join rows of the target's layers, [n, target width] each, into features [n, width]."""
+        """Fuse rows of the target's layers: [n, target width] each → [n, width]."""
         fused: torch.Tensor = self._head.fuse([rows.float() for rows in features])
         return fused
 
     @torch.inference_mode()
     def forward(self, batch: TreeBatch, features: torch.Tensor, cache: PagedCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute every row of a batch.
+        """Compute every row of a batch, at the positions of its features, [rows, width].
 
-        Args:
-            batch: rows of every sequence, positions being those of the features.
-            features: [rows, width].
-            cache: the head's pages, already extended.
+        The head's pages must be extended.
 
         Returns:
-            The answers [rows, width], and the logits [wanted rows, ≥ vocabulary] in target token ids.
+            Answers [rows, width], and logits [wanted rows, ≥ vocabulary] in target token ids.
         """
         embeddings = self._embed(batch.tokens)
         attend = attend_by(PassPlan(batch, cache))
@@ -194,7 +176,7 @@ class FeatureRunner:
 
 
 class DraftedBlock:
-    """What one pass said of every sequence's block, and the correction that runs through it."""
+    """Output of one pass for every sequence's block, and the state of the correction."""
 
     def __init__(self, head: BlockHead, slots: Slots, ids: TokenIds) -> None:
         self._head, self._slots, self._ids = head, slots, ids
@@ -202,11 +184,9 @@ class DraftedBlock:
 
     @torch.inference_mode()
     def confidence(self, slot: int, previous: torch.Tensor) -> torch.Tensor:
-        """Chance that each sequence's draft in a slot is accepted if all before it are; 1 where it cannot be told.
+        """Estimate each sequence's chance of acceptance in a slot if all slots before it are accepted; 1 if unknown.
 
-        Args:
-            slot: counted from the first drafted.
-            previous: int64 [sequences], the tokens before.
+        ``previous`` are the tokens of the previous slot, int64 [sequences].
         """
         config = self._head.config
         if not config.confidence:
@@ -216,18 +196,13 @@ class DraftedBlock:
 
     @torch.inference_mode()
     def logits(self, slot: int, previous: torch.Tensor) -> torch.Tensor:
-        """[sequences, vocabulary] in target token ids; slots are asked in order, and the next call overwrites it."""
+        """Logits of a slot, [sequences, vocabulary], in target ids.  Ask in order; the next call overwrites them."""
         added, self._state = self._head.markov_head(previous, self._slots.hidden[:, slot], self._state)
         return self._ids.spread(self._slots.logits[:, slot] + added)
 
 
 class BlockRunner:
-    """A block head that is ready to run.
-
-    Args:
-        head: the network, packed or not.
-        target: whose rows it reads.
-    """
+    """Runs a block head, packed or not, on its target's device."""
 
     def __init__(self, head: BlockHead, target: TargetModel) -> None:
         config = head.config
@@ -240,26 +215,15 @@ class BlockRunner:
 
     @torch.inference_mode()
     def extend(self, batch: TreeBatch, features: Sequence[torch.Tensor], cache: PagedCache) -> None:
-        """Write the keys and values of context rows.
-
-        Args:
-            batch: their places.
-            features: rows of the target's layers, [rows, target width] each.
-            cache: the head's pages, already extended.
-        """
+        """Write keys and values of context rows, from rows of the target's layers, into extended pages."""
         fused = self._head.fuse([rows.float() for rows in features])
         plan = PassPlan(batch, cache)
-        for key, value in self._head.context(fused[None], batch.positions[None]):
-            plan.write(key, value)
+        for keys, values in self._head.context(fused[None], batch.positions[None]):
+            plan.write(keys, values)
 
     @torch.inference_mode()
     def block(self, batch: TreeBatch, cache: PagedCache) -> DraftedBlock:
-        """Read every sequence's block.
-
-        Args:
-            batch: anchors and masks, rows that see each other.
-            cache: the head's pages, already extended; what is written for the block may be overwritten.
-        """
+        """Compute every sequence's block in extended pages; its anchors and masks see each other."""
         attends = [attend_by(PassPlan(batch, cache))] * self._head.config.blocks
         embeddings = self._embed(batch.tokens)
         slots = self._head(embeddings[None], batch.positions[None], attends, self._target.unembed)
@@ -267,12 +231,7 @@ class BlockRunner:
 
 
 class ParallelRunner:
-    """Such a head, ready to run.
-
-    Args:
-        head: rows [n, width] to logits [n, depths, v], with ``ids`` [v]; packed or not.
-        target: whose rows it reads.
-    """
+    """Runs a head that maps one row to logits of every depth, [n, width] → [n, depths, v], with ``ids`` [v]."""
 
     def __init__(self, head: Any, target: TargetModel) -> None:
         self._head = ready(head, target)
@@ -283,6 +242,6 @@ class ParallelRunner:
 
     @torch.inference_mode()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """[n, width] → [n, depths, vocabulary] in target token ids; the next call overwrites it."""
-        found = self._head(rows.float())
-        return self._ids.spread(found.flatten(0, 1)).unflatten(0, found.shape[:2])
+        """[n, width] → [n, depths, vocabulary] in target token ids; the next call overwrites them."""
+        logits = self._head(rows.float())
+        return self._ids.spread(logits.flatten(0, 1)).unflatten(0, logits.shape[:2])

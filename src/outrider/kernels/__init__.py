@@ -1,1 +1,1 @@
-"""Numerical kernels; the reference is the specification every faster one is tested against."""
+"""Kernels; ``reference.py`` specifies what the faster ones compute."""

@@ -1,7 +1,7 @@
-"""The same attention through torch's fused kernel, for the common case without softcap and sinks.
+"""Attention through torch's fused kernel, for layers without softcap and sinks.
 
-Query heads that share a key head become rows of one head where the rows are few: keys and values are then read
-once per key head, and nothing is repeated.
+With few rows, query heads that share a key head become rows of one head: keys and values are read once per key head,
+and nothing is copied.
 """
 
 from __future__ import annotations
@@ -12,20 +12,17 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 FOLDED_ROWS: Final = 32
-"""Up to so many rows the query heads of a key head are folded; above, the mask would be copied for each of them."""
+"""Maximum rows for folding the query heads of a key head; with more, copying the mask costs too much."""
 
 
 def spread_bias(hidden: torch.Tensor, columns: int, dtype: torch.dtype, group: int) -> torch.Tensor:
-    """Turn what rows must not see into what the kernel adds to their scores, laid out as it wants it.
+    """Make the bias that the fused kernel adds to its scores: 0 or −∞.
 
-    Args:
-        hidden: bool [n, m], True where a row must not see one of the last ``m`` columns.
-        columns: how many there are.
-        dtype: of the queries.
-        group: query heads per key head.
+    ``hidden`` is bool [n, m], True where a row must not see one of the last ``m`` columns; ``group`` is the number of
+    query heads per key head.
 
     Returns:
-        [n, columns], or [group · n, columns] where the rows are folded: 0 or −∞.
+        [n, columns]; [group · n, columns] if the rows are folded.
     """
     rows, tail = hidden.shape
     bias = torch.zeros(rows, columns, dtype=dtype, device=hidden.device)
@@ -36,18 +33,7 @@ def spread_bias(hidden: torch.Tensor, columns: int, dtype: torch.dtype, group: i
 def fused_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, *, scaling: float
 ) -> torch.Tensor:
-    """Attend with rows that see a common prefix and a part of the tail.
-
-    Args:
-        query: [query heads, n, width].
-        keys: [key heads, columns, width]; query heads are a multiple of key heads.
-        values: [key heads, columns, width].
-        bias: from :func:`spread_bias`; None hides nothing.
-        scaling: multiplies the scores.
-
-    Returns:
-        [n, query heads, width].
-    """
+    """Do :func:`outrider.kernels.reference.tree_attention` with a bias of :func:`spread_bias`; None hides nothing."""
     heads, rows, width = query.shape
     key_heads = keys.shape[0]
     group = heads // key_heads

@@ -1,7 +1,4 @@
-"""The compiled CPU kernels, if this installation has them.
-
-``cpu`` is the extension module, or None where the package was installed without a compiler; ``missing`` says why.
-"""
+"""The compiled CPU kernels: ``cpu`` is the extension module, or None if it is not built; ``missing`` says why."""
 
 from __future__ import annotations
 
@@ -24,21 +21,21 @@ else:
     missing = None
 
 KERNELS_VARIABLE: Final = "OUTRIDER_KERNELS"
-"""Names the kernels to use, for this process and those it starts; see :func:`use_kernels`."""
+"""Names the kernels for this process and its children; see :func:`use_kernels`."""
 SLOW_KERNELS: Final = {
     "portable": "it has no AVX2, so a token takes several times as long as with AVX-512, and a prompt tens of times",
 }
-"""Kernels that nobody would choose, and what it means that a CPU leaves no better ones."""
+"""Slow kernels, and why a CPU has no better ones."""
 _TOPOLOGY: Final = Path("/sys/devices/system/cpu")
 _POOL_LIMIT: Final = 1024
-"""The thread pool's own bound."""
+"""Limit of the thread pool."""
 _FEWEST_ALLOWED: Final = 64
 _PER_CORE: Final = 8
 _log: Final = logging.getLogger("outrider")
 
 
 def physical_cores() -> int:
-    """Physical cores this process may use: of hardware threads that share a core, one counts."""
+    """Number of physical cores that this process may use; hardware threads of one core count once."""
     try:
         allowed = os.sched_getaffinity(0)
     except AttributeError:  # not on this system
@@ -54,15 +51,15 @@ def _first_sibling(processor: int) -> str:
 
 
 def most_threads() -> int:
-    """Most threads that may be asked for: eight for each core, and never fewer than 64 nor more than the pool takes."""
+    """Maximum number of threads: eight per core, at least 64, at most the pool's limit."""
     return min(_POOL_LIMIT, max(_FEWEST_ALLOWED, _PER_CORE * (os.cpu_count() or 1)))
 
 
 def set_threads(count: int) -> None:
-    """Set how many threads the kernels use, the caller's included.
+    """Set the kernels' number of threads, the caller's included.
 
     Raises:
-        ConfigError: it is less than one or more than :func:`most_threads`, or the system refuses so many.
+        ConfigError: it is out of bounds (:func:`most_threads`), or the system refuses.
     """
     if not 1 <= count <= most_threads():
         raise ConfigError(f"threads must be from 1 to {most_threads()} on this machine, not {count}")
@@ -75,16 +72,15 @@ def set_threads(count: int) -> None:
 
 
 def kernel_names() -> list[str]:
-    """Kernels this CPU can run, best first; none where they are not built."""
+    """Names of the kernels that this CPU can run, best first; empty if they are not built."""
     return [] if cpu is None else list(cpu.kernel_names())
 
 
 def use_kernels(name: str | None) -> None:
-    """Use the kernels of one instruction set, here and in processes started later; they all give the same bits.
+    """Use the kernels of one instruction set, in this process and its children; all give the same bits.
 
     Args:
-        name: one of :func:`kernel_names`; None is the best, as at the start, unless the environment variable
-            ``OUTRIDER_KERNELS`` names others.
+        name: one of :func:`kernel_names`; None is the best and ignores the environment variable ``OUTRIDER_KERNELS``.
 
     Raises:
         ConfigError: this CPU cannot run them, or they are not built.
@@ -104,7 +100,7 @@ def _listed() -> str:
 
 
 def warn_of_slow_kernels() -> None:
-    """Log once what it costs that this CPU can run none but slow kernels; a choice of the user's is no surprise."""
+    """Log once if this CPU can run only slow kernels; no warning if the user chose them."""
     names = kernel_names()
     if names and names[0] in SLOW_KERNELS:
         _warn(names[0])

@@ -1,1 +1,1 @@
-"""Paged keys and values."""
+"""Pages of keys and values, the prefix cache, and kinds of layer state."""

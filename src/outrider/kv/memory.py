@@ -1,4 +1,4 @@
-"""How much memory keys and values may take: known and checked before the first request."""
+"""Size of the key-value cache, checked before the first request."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from outrider.errors import ConfigError
 from outrider.kv.pool import KVPool
 
 _SHARE: Final = 0.5
-"""Of the free memory, what a cache whose size nobody chose may take."""
+"""Share of the free memory for a cache of automatic size."""
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that a new allocation can have, or None where the system does not say."""
+    """Free memory in bytes; None if the system does not report it."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -27,7 +27,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def automatic_rows(context_length: int, most: int, row_bytes: int, device: torch.device) -> int:
-    """Rows for two whole contexts, or as many as fit half of the free memory; always one page's worth."""
+    """Choose the rows of a cache: two whole contexts, at most ``most``, or as many as fit half of the free memory."""
     rows = min(2 * context_length, most)
     free = free_bytes(device)
     if free is None or row_bytes == 0:
@@ -36,15 +36,10 @@ def automatic_rows(context_length: int, most: int, row_bytes: int, device: torch
 
 
 def check_fits(pool: KVPool, row_bytes: dict[str, int], device: torch.device) -> None:
-    """Refuse caches that the memory cannot hold, before a request finds out.
-
-    Args:
-        pool: every model's pages.
-        row_bytes: bytes of one position, by model.
-        device: where they are to lie.
+    """Refuse caches that do not fit in memory, given each model's bytes per position.
 
     Raises:
-        ConfigError: with what each model needs and what is free.
+        ConfigError: naming the bytes that each model needs, and those that are free.
     """
     free = free_bytes(device)
     needs = {model: pool.rows * size for model, size in row_bytes.items()}

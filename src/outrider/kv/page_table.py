@@ -1,4 +1,4 @@
-"""The pages of one sequence, and the slots of its rows on them."""
+"""Pages of one sequence, and the slots of its rows in them."""
 
 from __future__ import annotations
 
@@ -9,29 +9,27 @@ from outrider.kv.state import Slots
 
 
 class PageTable:
-    """The pages of one sequence in one model's cache.
+    """Pages of one sequence in one model's cache.
 
-    Args:
-        page_size: rows per page.
-        node: where the sequence's text begins in the prefix index; None shares nothing.
-        salt: what sets the sequence apart from others of the same text.
+    ``node`` is the root of the prefix index, None shares nothing; ``salt`` as in
+    :attr:`outrider.kv.pool.PagedCache.salts`.
     """
 
     def __init__(self, page_size: int, node: PrefixNode | None = None, salt: str | None = None) -> None:
         self._page_size, self.salt = page_size, salt
         self.pages: list[int] = []
         self.shared = 0
-        """How many pages, from the first, others may own as well: they are never written again."""
+        """Number of shared pages, from the first; they are never written again."""
         self.node = node
-        """The last shared page in the prefix index; None where nothing is shared any more."""
+        """Node of the last shared page in the prefix index; None if sharing has stopped."""
         self.rows = 0
-        """Rows the pages can hold."""
+        """Rows that fit in the pages."""
         self._slots: Slots = np.empty(0, dtype=np.int64)
         self._gaps = 0
 
     @property
     def contiguous(self) -> bool:
-        """Whether the pages lie side by side, in order."""
+        """Whether the pages are adjacent and in order."""
         return self._gaps == 0
 
     def add(self, page: int) -> None:
@@ -53,7 +51,7 @@ class PageTable:
         return self.pages.pop()
 
     def replace(self, place: int, page: int) -> None:
-        """Put another page that holds the same rows in one's place."""
+        """Replace a page by another one with the same rows."""
         self._gaps -= self._gap(place) + self._gap(place + 1)
         self.pages[place] = page
         self._gaps += self._gap(place) + self._gap(place + 1)
@@ -64,11 +62,11 @@ class PageTable:
         self._slots[first : first + self._page_size] = np.arange(slot, slot + self._page_size)
 
     def _gap(self, place: int) -> bool:
-        """Whether a page is not the neighbour of the one before it."""
+        """Whether a page is not next to the page before it."""
         return 0 < place < len(self.pages) and self.pages[place] != self.pages[place - 1] + 1
 
     def slots(self, start: int, stop: int) -> Slots:
-        """Cache slots of rows start … stop − 1; a view.
+        """Cache slots of rows start … stop − 1, as a view.
 
         Raises:
             IndexError: the sequence has no page for some of them.

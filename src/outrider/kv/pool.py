@@ -1,14 +1,13 @@
-"""Paged keys and values: who owns which page, and what a round keeps.
+"""Paged keys and values: which sequence owns which page, and which rows a round keeps.
 
-One cache per model, one page table per (request, model).  Rows of a sequence, left to right:
+There is one cache per model, and one page table per request and model.  Rows of a sequence, left to right:
 
     0 ─── shared pages ───┬───── committed rows ───── computed ── rows of this pass ── end of the last page
     │ full, never written │  read by every row, written once  │ forced rows, then tree nodes, provisional until commit
 
-A commit moves the accepted nodes' rows together behind ``computed``; nothing else is ever copied, and rejected rows
-are simply overwritten (:mod:`outrider.kv.state`).  A page that has filled with committed rows is shared: other
-sequences whose text begins alike own it too, and when nobody does it stays, least recently used first to go, until its
-room is needed.
+A commit moves the accepted rows together behind ``computed``; nothing else is copied, and the next pass overwrites
+rejected rows (:mod:`outrider.kv.state`).  A page full of committed rows is shared with sequences of equal text.  A page
+without owners stays until its room is needed; the least recently used goes first.
 """
 
 from __future__ import annotations
@@ -28,14 +27,7 @@ _State = TypeVar("_State", bound=LayerState)
 
 
 class PagedCache:
-    """All pages of one model.
-
-    Args:
-        pages: how many pages there are.
-        page_size: rows per page.
-        shares: whether a sequence may take over pages that another one has computed.
-        salts: read at a sequence's begin, see :attr:`salts`.
-    """
+    """All pages of one model; ``shares`` says whether sequences share pages of equal text."""
 
     index_type: type[PrefixIndex] = PrefixIndex
 
@@ -48,19 +40,19 @@ class PagedCache:
         self._tables: dict[str, PageTable] = {}
         self._index = self.index_type(page_size)
         self.salts = {} if salts is None else salts
-        """What sets sequences apart that must not share pages with all others of their text, by sequence: pages pass
-        between equal salts alone.  One dict for all caches of a pool, so that no drafter can forget it."""
+        """Salt of each sequence that has one.  Only sequences of equal salts share pages.  All caches of a pool use
+        one dict, so no drafter can forget it."""
         self.layers: dict[int, LayerState] = {}
-        """State of each layer that has had a pass, by the number its model gives it."""
+        """State of each layer that has had a pass, by the model's number for it."""
 
     @property
     def slots(self) -> int:
-        """Rows the whole cache can hold."""
+        """Rows that fit in the whole cache."""
         return self._total * self.page_size
 
     @property
     def free_rows(self) -> int:
-        """Rows on pages nobody owns, those kept for their text included."""
+        """Rows in pages without owners, cached prefixes included."""
         return self._spare * self.page_size
 
     @property
@@ -72,12 +64,7 @@ class PagedCache:
         return all(layer.in_pages for layer in self.layers.values())
 
     def layer(self, number: int, make: Callable[[], _State]) -> _State:
-        """The state of one layer.
-
-        Args:
-            number: by which its model knows it.
-            make: makes it, empty, when it is first asked for.
-        """
+        """Get a layer's state by its number in the model; ``make`` creates an empty one at the first call."""
         state = self.layers.get(number)
         if state is None:
             state = self.layers[number] = make()
@@ -88,18 +75,18 @@ class PagedCache:
         return key in self._tables
 
     def table(self, key: str) -> PageTable:
-        """The page table of a sequence that was extended before."""
+        """Page table of a sequence that owns pages."""
         return self._tables[key]
 
     def shortage(self, key: str, rows: int) -> int:
-        """Pages that are missing to let a sequence hold this many rows; 0 when it can."""
+        """Number of missing pages for a sequence to hold this many rows; 0 if it can."""
         owned = self.owned_rows(key)
         if rows <= owned:
             return 0
         return max(0, -((owned - rows) // self.page_size) - self._spare)
 
     def owned_rows(self, key: str) -> int:
-        """Rows that the pages of a sequence hold."""
+        """Rows in a sequence's pages."""
         table = self._tables.get(key)
         return table.rows if table else 0
 
@@ -108,10 +95,10 @@ class PagedCache:
         return self.owned_rows(key) + self._spare * self.page_size
 
     def extend(self, key: str, rows: int) -> bool:
-        """Make room for a sequence's rows 0 … rows − 1, at the cost of pages kept for their text where need be.
+        """Make room for a sequence's rows 0 … rows − 1; evicts cached prefixes if necessary.
 
         Returns:
-            False, with nothing changed, when there are not enough free pages.
+            False, with nothing changed, if there are not enough free pages.
         """
         table = self._tables.get(key)
         if table is not None and rows <= table.rows:
@@ -122,7 +109,7 @@ class PagedCache:
         self._evict(-(-rows // self.page_size) - len(table.pages) - len(self._free))
         while table.rows < rows:
             wish = table.pages[-1] + 1 if table.pages else _UNSET
-            # The next page in memory keeps a sequence contiguous, and a contiguous sequence is read in place.
+            # The next page in memory keeps a sequence contiguous, so it can be read in place.
             page = wish if wish in self._free else self._start(-(-(rows - table.rows) // self.page_size))
             self._free.remove(page)
             self._owners[page] = 1
@@ -136,19 +123,14 @@ class PagedCache:
             self._disown(table.drop_last())
 
     def known_rows(self, tokens: Sequence[int], most: int, salt: str | None = None) -> int:
-        """Rows that :meth:`reuse` would take over for a sequence of this salt."""
+        """Rows that :meth:`reuse` would adopt for a sequence with this salt."""
         return len(self._index.match(tokens, most, salt)) * self.page_size
 
     def reuse(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """Begin a sequence with the pages that others shared and that hold its first rows.
-
-        Args:
-            key: a sequence without pages.
-            tokens: its token ids.
-            most: rows that may be taken over; whole pages of them are.
+        """Start a sequence with the shared pages that hold its first rows, at most ``most``.
 
         Returns:
-            How many rows were: they are right, and must not be written.
+            The number of adopted rows, which are valid and must not be written.
         """
         found = self._index.match(tokens, most, self.salts.get(key))
         if found:
@@ -161,13 +143,7 @@ class PagedCache:
         return len(found) * self.page_size
 
     def share(self, key: str, tokens: Sequence[int], rows: int) -> None:
-        """Let others reuse a sequence's pages that are full; costs nothing while no page has filled.
-
-        Args:
-            key: the sequence.
-            tokens: its token ids.
-            rows: how many of its rows, from the first, are committed.
-        """
+        """Share a sequence's full pages of committed rows; costs nothing until another page is full."""
         table = self._tables[key]
         while table.node is not None and (table.shared + 1) * self.page_size <= rows and self._in_pages:
             text, page = self._index.edge(tokens, table.shared, table.salt), table.pages[table.shared]
@@ -181,16 +157,8 @@ class PagedCache:
                 self._disown(page)
             table.node, table.shared = known, table.shared + 1
 
-    def commit(self, key: str, start: int, kept: Sequence[int]) -> None:
-        """Keep some of one sequence's rows and forget the rest; see :class:`outrider.kv.state.Kept`."""
-        self.keep([Kept(key, start, kept)])
-
     def keep(self, kept: Sequence[Kept]) -> None:
-        """Commit the rows of several sequences at once: each layer is asked once, whatever their number.
-
-        Args:
-            kept: rows of the last pass to keep, by sequence; the other rows of these sequences are forgotten.
-        """
+        """Commit the rows of several sequences, with one call per layer; their other rows are dropped."""
         source: list[int] = []
         target: list[int] = []
         for one in kept:
@@ -203,12 +171,7 @@ class PagedCache:
             layer.keep(kept, here, there)
 
     def release(self, key: str, *, keep: bool = True) -> None:
-        """Give back every page of a sequence; unknown keys are ignored.
-
-        Args:
-            key: the sequence.
-            keep: leave its shared pages to others; False forgets those that are nobody else's.
-        """
+        """Give back all pages of a sequence, if any; ``keep=False`` also drops its own cached prefix."""
         table = self._tables.pop(key, None)
         if table is None:
             return
@@ -216,21 +179,21 @@ class PagedCache:
             layer.forget(key)
         if not keep:
             self._forget(table)
-        for page in reversed(table.pages):  # the deepest first, as the index asks
+        for page in reversed(table.pages):  # the deepest first, as the index requires
             self._disown(page)
 
     def forget_prefixes(self) -> None:
-        """Forget what is kept for its text; sequences keep their pages, and what they have computed is not reused."""
+        """Drop all cached prefixes; running sequences keep their pages but share no more."""
         for node in list(self._index.root.children.values()):
             self._free.update(self._index.forget(node))
         for table in self._tables.values():
             table.node = None
 
     def check(self) -> None:
-        """Assert that every page is owned as often as it is counted, kept for its text or free.
+        """Check that every page is owned as often as it is counted, cached or free.
 
         Raises:
-            AssertionError: naming the page.
+            AssertionError: naming the pages.
         """
         owned = Counter(page for table in self._tables.values() for page in table.pages)
         kept = [page for page in range(self._total) if page in self._index and not self._owners[page]]
@@ -247,7 +210,7 @@ class PagedCache:
                 raise AssertionError(f"the shared pages of {key} are not those of its text")
 
     def _shared_pages(self) -> set[int]:
-        """Pages that none of their owners writes."""
+        """Pages that no owner writes."""
         written = {page for table in self._tables.values() for page in table.pages[table.shared :]}
         return {page for table in self._tables.values() for page in table.pages[: table.shared]} - written
 
@@ -273,7 +236,7 @@ class PagedCache:
         self._free.update(self._index.evict() for _ in range(count))
 
     def _forget(self, table: PageTable) -> None:
-        """Take the pages that only this sequence owns out of the index, with all that hangs below them."""
+        """Remove the pages that only this sequence owns from the index, with everything below them."""
         node, last = table.node, None
         while node is not None and node.page is not None and self._owners[node.page] == 1:
             node, last = node.parent, node
@@ -281,13 +244,13 @@ class PagedCache:
             self._free.update(self._index.forget(last))
 
     def _start(self, count: int) -> int:
-        """First page for a run of ``count``: in the longest free run, leaving its neighbours room to grow.
+        """First page for a run of ``count`` pages: in the middle of the longest free run, so its neighbours can grow.
 
         owner A ▏· · · · · · · free · · · · · · · ▏ owner B
                 └─ A grows here ─┘ new run ─ grows ┘
         """
         if len(self._free) <= count:
-            return min(self._free)  # all of them are taken, so there is nothing to choose
+            return min(self._free)  # all are taken
         first = length = run = 0
         for page in range(self._total + 1):
             if page in self._free:
@@ -296,17 +259,14 @@ class PagedCache:
             if run > length:
                 first, length = page - run, run
             run = 0
-        room = max(0, length - count) // 2 if first else 0  # nobody grows into a run that begins the cache
+        room = max(0, length - count) // 2 if first else 0  # nobody grows into a run at the start of the cache
         return first + room
 
 
 class KVPool:
-    """The caches of every model that serves a request, target first.
+    """The caches of all models of an engine, target first, with ``rows`` rounded up to whole pages.
 
-    Args:
-        rows: rows each model's cache can hold, rounded up to whole pages.
-        page_size: rows per page.
-        prefix_cache: whether sequences take over each other's pages; None lets them where that changes no bit.
+    ``prefix_cache`` says whether sequences share pages; None shares only where that changes no bit.
     """
 
     cache_type: type[PagedCache] = PagedCache
@@ -324,11 +284,9 @@ class KVPool:
         return self._pages * self.page_size
 
     def cache(self, model: str, *, row_invariant: bool = False) -> PagedCache:
-        """The cache of one model, made on first use; every model's holds equally many rows.
+        """Get the cache of one model, created at the first call.
 
-        Args:
-            model: its name in the pool.
-            row_invariant: whether computing a row again gives the same bits, whatever else is in the pass.
+        ``row_invariant`` as in :class:`outrider.models.base.TargetModel`.
         """
         if model not in self._caches:
             shares = row_invariant if self._prefix_cache is None else self._prefix_cache
@@ -336,11 +294,11 @@ class KVPool:
         return self._caches[model]
 
     def forget_prefixes(self) -> None:
-        """Forget what every model's cache keeps for its text."""
+        """Drop the cached prefixes of all models."""
         for cache in self._caches.values():
             cache.forget_prefixes()
 
     def check(self) -> None:
-        """Assert the integrity of every cache."""
+        """Check every cache."""
         for cache in self._caches.values():
             cache.check()

@@ -1,15 +1,14 @@
-"""Which text lies on which page, so that a request whose text begins like another's need not compute it again.
+"""The prefix cache: which text is in which page, so requests that begin alike share rows.
 
-A radix tree whose edges are the token ids of one full page each; four rows to a page, say:
+A radix tree; an edge holds the token ids of one full page.  With four rows per page, say:
 
     root ── the cat sat on ── the mat . The      page 3, page 7
                          └─── a hat , and        page 3, page 9
 
-The keys and values of a row are a function of the tokens up to it and of nothing else: no request has weights, masks
-or positions of its own.  So the token ids from the start of the text are the whole key, and they are compared, never
-trusted to a hash.  What else a sequence's rows depend on, or what sets its user apart, is its *salt*: the first edge
-holds it, so sequences of different salts share nothing.  A node is one page of one model's cache, which bounds the tree
-by the pages there are.
+Keys and values of a row depend only on the tokens up to it.  So the token ids from the start of the text are the whole
+key; they are compared, not only hashed.  A *salt* stands for everything else that a sequence's rows depend on, or that
+separates its user; the first edge holds it, so sequences of different salts share nothing.  A node is one page of one
+model's cache, so the tree is never larger than the cache.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Text = tuple[int | str, ...]
 
 
 class PrefixNode:
-    """One page and the text on it; ``page`` is None for the root alone."""
+    """One page and the text in it; ``page`` is None only for the root."""
 
     __slots__ = ("children", "page", "parent", "text")
 
@@ -32,13 +31,10 @@ class PrefixNode:
 
 
 class PrefixIndex:
-    """The pages that may be taken over, by their text.
+    """Shared pages by their text.
 
-    Whoever owns a page owns every page above it.  So the pages nobody owns hang below the owned ones, and when a
-    sequence gives its pages back deepest first, the least recently used of them is always a leaf.
-
-    Args:
-        page_size: rows per page.
+    The owner of a page owns all pages above it.  So unowned pages are below owned ones, and because sequences give back
+    their deepest pages first, the least recently used unowned page is always a leaf.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -52,20 +48,20 @@ class PrefixIndex:
 
     @property
     def unowned(self) -> int:
-        """Pages that are kept though no sequence owns them."""
+        """Number of cached pages without owners."""
         return len(self._unowned)
 
     def page_text(self, tokens: Sequence[int], page: int) -> Text:
-        """The key of a text's page: its token ids."""
+        """Token ids of a text's page."""
         return tuple(tokens[page * self._page_size : (page + 1) * self._page_size])
 
     def edge(self, tokens: Sequence[int], page: int, salt: str | None) -> Text:
-        """What leads from the page before to a text's page."""
+        """Edge from the previous page to a text's page."""
         text = self.page_text(tokens, page)
         return text if salt is None or page else (salt, *text)
 
     def match(self, tokens: Sequence[int], rows: int, salt: str | None) -> list[PrefixNode]:
-        """The nodes of the longest known beginning of a text, as far as whole pages fit into so many rows."""
+        """Find the nodes of the longest known prefix of a text, in whole pages of at most ``rows`` rows."""
         node, found = self.root, []
         for page in range(rows // self._page_size):
             following = node.children.get(self.edge(tokens, page, salt))
@@ -76,30 +72,26 @@ class PrefixIndex:
         return found
 
     def add(self, parent: PrefixNode, text: Text, page: int) -> PrefixNode:
-        """Enter a page that a sequence owns."""
+        """Add a page that a sequence owns."""
         node = parent.children[text] = self._nodes[page] = PrefixNode(parent, text, page)
         return node
 
     def own(self, page: int) -> None:
-        """A page has an owner again."""
+        """Note that a page has an owner again."""
         self._unowned.pop(page, None)
 
     def disown(self, page: int) -> None:
-        """The last owner has let go of a page, which becomes the most recently used."""
+        """Note that a page has lost its last owner; it is now the most recently used."""
         self._unowned[page] = None
 
     def evict(self) -> int:
-        """Forget the least recently used page that nobody owns, and return it."""
+        """Remove and return the least recently used unowned page."""
         page, _ = self._unowned.popitem(last=False)
         self._unlink(self._nodes[page])
         return page
 
     def forget(self, node: PrefixNode) -> list[int]:
-        """Forget a node and all below it.
-
-        Returns:
-            The pages among them that nobody owns.
-        """
+        """Remove a node and everything below it; return the unowned pages among them."""
         freed, below = [], [node]
         while below:
             lost = below.pop()
@@ -118,7 +110,7 @@ class PrefixIndex:
         del self._nodes[node.page]
 
     def path(self, node: PrefixNode) -> list[int]:
-        """The pages from the root to a node."""
+        """Pages from the root to a node."""
         pages: list[int] = []
         while node.parent is not None:
             assert node.page is not None
@@ -127,10 +119,7 @@ class PrefixIndex:
         return pages[::-1]
 
     def check(self, owned: Sequence[int]) -> None:
-        """Assert that the tree, the list of its pages and the list of those nobody owns agree.
-
-        Args:
-            owned: pages that sequences own.
+        """Check the tree against its lists of pages, and against the pages that sequences own.
 
         Raises:
             AssertionError: naming the page.
@@ -140,7 +129,7 @@ class PrefixIndex:
         while below:
             node = below.pop()
             assert node.page is not None
-            assert node.page not in seen, f"page {node.page} stands in the prefix index twice"
+            assert node.page not in seen, f"page {node.page} is in the prefix index twice"
             ids = [part for part in node.text if not isinstance(part, str)]
             assert len(ids) == self._page_size, f"page {node.page} is indexed though it is not full"
             assert node.parent is not None

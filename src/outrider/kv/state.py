@@ -1,4 +1,4 @@
-"""What the layers of a model keep of every sequence from one pass to the next, one class for each kind."""
+"""Layer states: what a model's layers keep of each sequence between passes, one class per kind."""
 
 from __future__ import annotations
 
@@ -14,75 +14,71 @@ Slots = npt.NDArray[np.int64]
 
 
 class Kept(NamedTuple):
-    """The rows of the last passes that one sequence keeps; all others of them are forgotten."""
+    """The rows of the last passes that one sequence keeps; its other new rows are dropped."""
 
     key: str
     """The sequence."""
     start: int
-    """Its first row that was not committed."""
+    """Its first uncommitted row."""
     rows: Sequence[int]
-    """Accepted rows counted from ``start``, rising; row ``rows[i]`` becomes row ``start + i``."""
+    """Accepted rows, counted from ``start``, ascending; row ``rows[i]`` becomes row ``start + i``."""
 
     @property
     def settled(self) -> int:
-        """How many of the rows, from the first, lie where they belong already."""
+        """Number of rows, from the first, that are already in place."""
         if not self.rows or self.rows[-1] == len(self.rows) - 1:  # they rise
             return len(self.rows)
         return next(place for place, row in enumerate(self.rows) if place != row)
 
 
 class LayerState(Protocol):
-    """The state of one layer, of all sequences; the model's pass writes it, the cache says what becomes of it.
+    """State of one layer, for all sequences: the model's pass writes it, and the cache commits it.
 
-    A pass computes rows that may be rejected.  After it :meth:`keep` names those that stay, unless all do and the next
-    pass goes on behind them.
+    A pass computes rows that may be rejected.  Afterwards :meth:`keep` names the rows that stay.  It is not called if
+    all
+    rows stay and the next pass continues after them.
     """
 
     in_pages: ClassVar[bool]
-    """Whether all of it lies in the sequence's pages, so that whoever takes a page over has it."""
+    """Whether the whole state is in the sequence's pages, so a sequence that adopts a page has it."""
 
     def keep(self, kept: Sequence[Kept], source: Slots, target: Slots) -> None:
-        """Keep some rows of some sequences and forget their other provisional ones.
+        """Keep some rows of some sequences and drop their other provisional rows.
 
         Args:
             kept: the rows of every sequence that took part.
-            source: slots of the rows that have to move, of all sequences; none lies in ``target`` of another.
-            target: where they move.
+            source: slots of the rows that must move, of all sequences; none is in another's ``target``.
+            target: the slots to move them to.
         """
         ...
 
     def forget(self, key: str) -> None:
-        """A sequence gives its pages back; unknown keys are ignored."""
+        """Forget a sequence that gives back its pages; unknown keys are ignored."""
         ...
 
 
 class LayerStore:
-    """Keys and values of one layer, ``[heads, slots, width]``; made at the first write, when the shapes are known.
+    """Keys and values of one layer, ``[heads, slots, width]``; created at the first write, when shapes are known.
 
-    Heads come first because attention reads one head's rows at a time: side by side they are read in one stream.
-
-    Args:
-        slots: rows to hold.
-        key: [heads, any, width], of which shape, precision and device are taken.
-        value: [heads, any, value width], likewise.
+    Heads come first because attention reads one head's rows at a time, in one stream.  Width, precision and device are
+    those of ``like_keys`` and ``like_values``, [heads, any, width].
     """
 
     in_pages: ClassVar[bool] = True
 
-    def __init__(self, slots: int, key: torch.Tensor, value: torch.Tensor) -> None:
+    def __init__(self, slots: int, like_keys: torch.Tensor, like_values: torch.Tensor) -> None:
         with torch.inference_mode(False):  # an inference tensor could not be written between passes
             self.keys, self.values = (
                 torch.empty(rows.shape[0], slots, rows.shape[2], dtype=rows.dtype, device=rows.device)
-                for rows in (key, value)
+                for rows in (like_keys, like_values)
             )
 
     def keep(self, kept: Sequence[Kept], source: Slots, target: Slots) -> None:
-        """Rows move, and what was rejected is overwritten by the next pass."""
-        if len(source):
+        if len(source):  # the next pass overwrites rejected rows
             device = self.keys.device
             here, there = (torch.from_numpy(slots).to(device) for slots in (source, target))
             for store in (self.keys, self.values):
                 store.index_copy_(1, there, store.index_select(1, here))
 
     def forget(self, key: str) -> None:
-        """Whoever owns the pages next writes every row before reading it."""
+        """Do nothing: the next owner of the pages writes every row before reading it."""

@@ -1,1 +1,1 @@
-"""Models: loading them, and the backends that run them."""
+"""Models: their files, and the backends that run them."""

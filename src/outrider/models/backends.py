@@ -1,4 +1,4 @@
-"""Which backend runs a model, in which precision, on which device."""
+"""Choose the backend, precision and device of a model, and load it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _log: Final = logging.getLogger("outrider")
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of a name; ``auto`` takes a GPU where there is one.
+    """Find a device by name; ``auto`` is a GPU if there is one.
 
     Raises:
-        ConfigError: an unknown device, or one this machine does not have.
+        ConfigError: the device is unknown, or this machine does not have it.
     """
     if name == _AUTO:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -47,10 +47,10 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The precision of a name; ``auto`` is float32 on the CPU, where it can keep its word, and bfloat16 on a GPU.
+    """Find a precision by name; ``auto`` is float32 on the CPU and bfloat16 on a GPU.
 
     Raises:
-        ConfigError: listing the names there are.
+        ConfigError: there is none; the message lists all.
     """
     if name == _AUTO:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
@@ -61,23 +61,23 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How models are run."""
+    """How to run models."""
 
     backend: str = _AUTO
-    """A backend's name, or ``auto`` for the best that serves the model."""
+    """Name of a backend; ``auto`` is the best one that can run the model."""
     dtype: str = _AUTO
-    """Precision of the weights on ``hf``; the native backend keeps the file's own bits."""
+    """Precision of the weights on ``hf``; the native backend keeps the file's own."""
     device: str = _AUTO
     context_length: int | None = None
-    """Most positions to serve; None is the model's own."""
+    """Maximum positions; None is the model's own."""
     quantization: str = Quantization.NONE.value
-    """What the native backend makes of the weights: ``none``, ``w8`` or ``w4``; ``auto`` is ``w4`` where that works."""
+    """Quantization on the native backend: ``none``, ``w8`` or ``w4``; ``auto`` is ``w4`` if that works."""
     draft_quantization: str = _AUTO
-    """The same for draft models, whose precision changes the speed and never the text."""
+    """The same for draft models; it changes the speed and never the text."""
 
     @property
     def for_drafter(self) -> LoadOptions:
-        """The same for a draft model."""
+        """The options for a draft model."""
         return replace(self, context_length=None, quantization=self.draft_quantization)
 
 
@@ -96,9 +96,10 @@ def _load_hf(model: str | Path, options: LoadOptions) -> Served:
         raise ConfigError(f"the hf backend does not quantise; {options.quantization} needs the native backend")
     device = resolve_device(options.device)
     loaded = load(model, dtype=resolve_dtype(options.dtype, device), device=device, attention=ATTENTION)
-    longest = _longest(loaded.context_length, options)
-    served = HFModel(loaded.module, architecture=loaded.architecture, context_length=longest, source=loaded.path)
-    return served, loaded.tokenizer
+    module, files = loaded.module, loaded.files
+    longest = _longest(files.context_length, options)
+    served = HFModel(module, architecture=type(module).__name__, context_length=longest, source=files.path)
+    return served, files.tokenizer
 
 
 def _load_native(model: str | Path, options: LoadOptions) -> Served:
@@ -112,7 +113,7 @@ def _load_native(model: str | Path, options: LoadOptions) -> Served:
     warn_of_slow_kernels()
     try:
         return NativeModel.of(files, quantization=quantization, context_length=longest), files.tokenizer
-    except ModelError as error:  # names or kinds of weights, or a configuration, that only another backend knows
+    except ModelError as error:  # weights or a configuration that only another backend supports
         raise UnsuitableError(str(error)) from error
 
 
@@ -128,14 +129,14 @@ def _native_ruled_out(options: LoadOptions) -> str | None:
 
 
 def _gives_up_native(options: LoadOptions, served: TargetModel) -> bool:
-    """Whether an argument alone, and neither the machine nor the model, ruled the native backend out."""
+    """Whether only an argument, not the machine or the model, ruled the native backend out."""
     on_cpu = resolve_device(options.device).type == "cpu"
     argument = options.dtype if on_cpu else options.device
     return argument != _AUTO and isinstance(served, HFModel) and reason_against(served.module.config) is None
 
 
 class UnsuitableError(ModelError):
-    """A backend that cannot run this model as asked; another one may."""
+    """A backend that cannot run a model as requested; another one may."""
 
 
 _Loader = Callable[[str | Path, LoadOptions], Served]
@@ -144,20 +145,16 @@ _BACKENDS: Final[dict[str, _Loader]] = {"native": _load_native, "hf": _load_hf}
 
 
 def backends() -> list[str]:
-    """Names of every backend, best first."""
+    """Names of all backends, best first."""
     return list(_BACKENDS)
 
 
 def load_model(model: str | Path, options: LoadOptions | None = None) -> Served:
-    """Load a model behind the best backend that serves it.
-
-    Args:
-        model: see :func:`outrider.models.loading.find`.
-        options: how to run it.
+    """Load a model (see :func:`outrider.models.loading.find`) on the best backend that can run it.
 
     Raises:
-        ConfigError: an unknown backend or quantization, or a context longer than the model's.
-        ModelError: the model cannot be found, read or served.
+        ConfigError: the backend or quantization is unknown, or the context is longer than the model's.
+        ModelError: the model cannot be found, read or run.
     """
     wanted = options or LoadOptions()
     if wanted.backend != _AUTO:
@@ -182,7 +179,7 @@ def _first_that_serves(model: str | Path, options: LoadOptions, name: str, other
         served = _first_that_serves(model, options, others[0], others[1:])
     except ConfigError as error:
         raise ConfigError(f"{error} ({name} cannot serve {model}: {reason})") from error
-    # A backend that the machine's GPU ruled out is no surprise; one that the model or an argument ruled out may be.
+    # Warn only if the model or an argument ruled the best backend out; with a GPU, the user expects the other one.
     surprising = not _native_ruled_out(options) or _gives_up_native(options, served[0])
     level = logging.WARNING if surprising else logging.INFO
     _log.log(level, "%s runs on the %s backend: %s cannot serve it: %s", model, others[0], name, reason)

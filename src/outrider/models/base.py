@@ -1,4 +1,4 @@
-"""What the engine asks of a model, whichever backend runs it."""
+"""The protocol of models, for all backends."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from outrider.tree import TreeBatch
 
 
 class TargetOutput(NamedTuple):
-    """The answer of one pass."""
+    """Output of one pass."""
 
     logits: torch.Tensor
     """[wanted rows, vocabulary], in the model's own precision."""
     hidden: dict[int, torch.Tensor]
-    """Of each layer asked for, [rows, width] for all rows of the pass: layer i is the output of block i, and the one
-    past the last block is what the head reads, the rows after the final norm."""
+    """[rows, width] of each requested layer, for all rows of the pass: layer i is the output of block i, and the layer
+    after the last block is the LM head's input, after the final norm."""
 
 
 class Rollback(enum.Enum):
@@ -33,45 +33,45 @@ class Rollback(enum.Enum):
 
 
 class TargetModel(Protocol):
-    """A causal language model that computes rows against a paged cache."""
+    """A causal language model that computes rows with a paged cache."""
 
     backend: str
-    """Name of the backend, shown where a model is shown."""
+    """Name of the backend, for people."""
     vocabulary: int
-    """Columns of the logits; a tokenizer may know fewer ids."""
+    """Columns of the logits; a tokenizer may have fewer ids."""
     width: int
-    """Numbers in a hidden row."""
+    """Width of a hidden row."""
     layers: int
-    """Decoder blocks, and the number under which the rows after the final norm are asked for."""
+    """Number of decoder blocks, and the layer number of the rows after the final norm."""
     context_length: int
-    """Most positions it can serve."""
+    """Maximum positions."""
     row_invariant: bool
-    """Whether a row's logits are the same bits whatever else is in the pass."""
+    """Whether a row's logits have the same bits whatever else is in the pass."""
     own_threads: bool
-    """Whether it computes on the kernels' threads, which torch's should then leave alone."""
+    """Whether it computes on the kernels' threads, so torch should use only one."""
     rollback: Rollback
-    """What its state can take back: it decides which drafts can be verified."""
+    """Which drafts it can verify: what its state can take back."""
     row_buckets: tuple[int, ...]
-    """Row counts that passes should be padded to, rising; empty where any count is as good."""
+    """Row counts to pad passes to, ascending; empty if no padding helps."""
     precision: str
-    """What weights and activations are computed in, for people."""
+    """Precision of weights and activations, for people."""
     packed_bytes: int
     """Bytes of the weights in memory."""
     token_bytes: int
-    """Bytes of weights that one token makes it read: an embedding table that is only looked up in is left out."""
+    """Bytes of weights that it reads for one token, without an embedding table that is only looked up in."""
     device: torch.device
     row_bytes: int
-    """Bytes of keys and values of one position, all layers together."""
+    """Bytes of keys and values of one position, over all layers."""
     source: Path | None
-    """The folder or file it was loaded from; None for a model made in memory."""
+    """Folder or file it was loaded from; None for a model made in memory."""
 
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
-        """Compute every row of a batch, writing its keys and values into the cache.
+        """Compute every row of a batch, and write its keys and values into the cache.
 
         Args:
             batch: rows of every sequence; its wanted rows get logits.
-            cache: this model's pages, already extended to hold the batch's rows.
-            layers: whose hidden rows to return, each from 0 to :attr:`layers`.
+            cache: this model's pages, already extended for the batch's rows.
+            layers: layers whose hidden rows to return, each from 0 to :attr:`layers`.
 
         Raises:
             ModelError: there is no such layer.
@@ -79,48 +79,26 @@ class TargetModel(Protocol):
         ...
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The embedding table's rows of some tokens, times the family's scale if it has one.
-
-        Args:
-            tokens: int64 [n].
-
-        Returns:
-            fp32 [n, width].
-        """
+        """Embed tokens, int64 [n] → fp32 [n, width], with the family's scale if it has one."""
         ...
 
     def unembed(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits of rows after the final norm; where the model is row-invariant, the same bits as in the pass.
+        """Compute logits of rows after the final norm, fp32 [n, width] → fp32 [n, vocabulary].
 
-        Args:
-            hidden: fp32 [n, width].
-
-        Returns:
-            fp32 [n, vocabulary].
+        A row-invariant model gives the same bits as in the pass.
         """
         ...
 
     def unembed_rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of the head's matrix, as plain numbers.
-
-        Args:
-            ids: int64 [n], columns of the logits.
-
-        Returns:
-            fp32 [n, width].
-        """
+        """Rows of the LM head's matrix for columns of the logits, int64 [n] → fp32 [n, width]."""
         ...
 
 
 def check_layers(asked: Sequence[int], blocks: int) -> None:
-    """Refuse hidden rows that a model cannot have.
-
-    Args:
-        asked: layers whose hidden rows are asked for.
-        blocks: decoder blocks of the model.
+    """Refuse layers that a model with this many blocks does not have.
 
     Raises:
-        ModelError: naming the layer and those there are.
+        ModelError: naming the layer and the model's layers.
     """
     for layer in asked:
         if not 0 <= layer <= blocks:
@@ -131,11 +109,7 @@ def check_layers(asked: Sequence[int], blocks: int) -> None:
 
 
 class HiddenLogits:
-    """A model without blocks or weights: layer 0 of its hidden rows is the logits, which its head leaves as they are.
-
-    Args:
-        vocabulary: columns of the logits.
-    """
+    """A model without blocks or weights: the hidden rows of layer 0 are the logits, and its LM head changes nothing."""
 
     layers = 0
     own_threads = False
@@ -148,7 +122,7 @@ class HiddenLogits:
         self.vocabulary = self.width = vocabulary
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """A token is its unit vector."""
+        """Return the tokens' unit vectors."""
         return torch.nn.functional.one_hot(tokens, self.vocabulary).float()
 
     def unembed(self, hidden: torch.Tensor) -> torch.Tensor:

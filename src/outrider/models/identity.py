@@ -1,9 +1,8 @@
-"""Which model a file holds, whatever format and precision it is stored in.
+"""Recognise a model in a file of any format and precision.
 
-Every quantisation stores vectors (norms, biases) as they were trained, so that their digest tells one training from
-another.  Adapters that were merged into the matrices leave vectors alone, so a block of every matrix is compared as
-well.  A quantised block says between which bounds each weight lay before: a model is another one if more of its weights
-lie outside than rounding explains.
+Quantization leaves vectors (norms, biases) unchanged, so their digest identifies a training.  Adapters merged into
+matrices leave vectors unchanged, too, so a block of every matrix is compared as well.  A quantised block bounds each
+original weight; it is another model if more of its weights are out of bounds than rounding explains.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ from outrider.models.files.gguf import GGUFFile, GGUFTensor, read_gguf
 from outrider.models.files.gguf_config import plan_model
 
 _BLOCK: Final = 32
-"""Weights of each matrix that are looked at: a block of the coarse kinds of GGUF, part of one of the others."""
+"""Weights to compare per matrix: one block of the coarse kinds of GGUF, part of one of the others."""
 _GROUP: Final = 16
 """Weights that share a scale in every kind of GGUF."""
 _MOST_OUTSIDE: Final = 0.01
-"""Share of one kind of matrix that may lie outside its bounds.  Of a model itself at most 0.4 % do (Q4_0, whose largest
-value is clipped); of one that an adapter moved by 2 % of the weights' spread 2 to 3 %, by 5 % 7 to 11 %."""
+"""Maximum share of weights out of bounds, for one kind of matrix.  The same model has at most 0.4 % (Q4_0, whose
+largest value is clipped); an adapter that moves weights by 2 % of their spread has 2 to 3 %, by 5 % 7 to 11 %."""
 _SCALES: Final = 0.02
-"""Steps by which a value may lie outside because scales are rounded to fp16 themselves."""
+"""Steps that a value may be out of bounds because scales are rounded to fp16."""
 _ROUNDING: Final = 2.0**-8
-"""Relative rounding of bfloat16, with room for two."""
+"""Relative rounding of bfloat16, times two."""
 _FINER: Final = 4
-"""A file tells its model from others if its own steps are so many times smaller than those it is compared with."""
+"""A file can tell its model from others if its steps are smaller than the other file's by this factor."""
 
 
 class _Weights(Protocol):
-    """A model on disk, of which single pieces are read; parameters are named as in transformers, less ``model.``."""
+    """A model on disk that reads single pieces; parameters have transformers' names without ``model.``."""
 
     shapes: Mapping[str, Sequence[int]]
 
@@ -51,13 +50,13 @@ class _Weights(Protocol):
         ...
 
     def block(self, name: str, row: int, column: int, width: int) -> tuple[Tensor, Tensor]:
-        """Part of a row, fp32, and the step between neighbouring values that can be stored there, 0 for floats."""
+        """Part of a row, fp32, and the step between neighbouring values there, 0 for floats."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Identity:
-    """What tells a model from others of the same shape."""
+    """What distinguishes a model from others of the same shape."""
 
     vectors: tuple[str, ...]
     digest: str
@@ -66,7 +65,7 @@ class Identity:
     blocks: Tensor
     """A block of each matrix, fp32 [matrices, width]."""
     steps: Tensor
-    """Between neighbouring values that can be stored there, fp32 [matrices, width]."""
+    """Step between neighbouring values there, fp32 [matrices, width]."""
 
     def write(self, file: Path) -> None:
         """Write it to a safetensors file."""
@@ -90,7 +89,7 @@ def read_identity(file: Path) -> Identity:
 
 
 def identify(path: Path) -> Identity:
-    """The identity of a model's folder or GGUF file.
+    """Compute the identity of a model's folder or GGUF file.
 
     Raises:
         ModelError: it cannot be read.
@@ -103,10 +102,10 @@ def identify(path: Path) -> Identity:
 
 
 def is_same_model(path: Path, known: Identity) -> bool:
-    """Whether a folder or GGUF file surely holds a known model; False too where it cannot be told.
+    """Whether a folder or GGUF file certainly holds a known model; False also if that is unclear.
 
-    Quantised as coarsely as the known file but otherwise than it, a model cannot be told from one whose weights an
-    adapter moved a little.
+    A file quantised as coarsely as the known one, but differently, cannot be told from a model that an adapter changed
+    a little.
 
     Raises:
         ModelError: the file cannot be read.
@@ -128,7 +127,7 @@ def is_same_model(path: Path, known: Identity) -> bool:
 
 
 def _kinds(matrices: Sequence[str]) -> Iterator[list[int]]:
-    """Places of the matrices that differ in their layer alone: an adapter may sit in one kind and leave the others."""
+    """Indices of matrices grouped by name without the layer: an adapter may change only one kind."""
     kinds: dict[str, list[int]] = {}
     for place, name in enumerate(matrices):
         kinds.setdefault(".".join(part for part in name.split(".") if not part.isdigit()), []).append(place)
@@ -147,7 +146,7 @@ def _digest(weights: _Weights, names: Sequence[str]) -> str:
 
 
 def _blocks(weights: _Weights, names: Sequence[str], width: int) -> tuple[Tensor, Tensor]:
-    """One block of each matrix, at a place that its name and shape decide, and the steps there."""
+    """One block of each matrix, at a place that follows from its name and shape, and the steps there."""
     found = []
     for name in names:
         rows, columns = weights.shapes[name]
@@ -199,7 +198,7 @@ class _FileWeights:
 
 
 class _FolderWeights:
-    """A folder of safetensors files, those of its index where it has one."""
+    """A folder of safetensors files: those of its index, or all."""
 
     def __init__(self, path: Path) -> None:
         self._homes: dict[str, tuple[Any, str]] = {}
@@ -233,7 +232,7 @@ def _weight_files(path: Path) -> Sequence[Path]:
 
 
 def _steps(values: Tensor) -> Tensor:
-    """The smallest gap between two values of each group that shares a scale, at every value of the group."""
+    """The smallest gap between two values of each group with one scale, at every value of the group."""
     steps = []
     for group in values.split(_GROUP):
         gaps = group.unique().diff()

@@ -26,14 +26,14 @@ from outrider.models.hf import transformers_api
 from outrider.models.shipped_heads import paying_heads
 
 _MOST_LAYERS: Final = 1 << 16
-"""Of a configuration without weights."""
+"""Maximum layers of a configuration without weights."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model on disk, read but for its weights."""
+    """A model on disk, with everything but its weights read."""
 
     path: Path
     name: str
@@ -43,12 +43,7 @@ class ModelFiles:
     context_length: int
     weight_files: tuple[Path, ...]
     gguf: tuple[GGUFFile, ModelPlan] | None = None
-    """The parsed file, where the model is one."""
-
-    @property
-    def file_bytes(self) -> int:
-        """Length of the weight files."""
-        return sum(file.stat().st_size for file in self.weight_files)
+    """The parsed file, if the model is a GGUF file."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +51,7 @@ class LoadedModel:
     """A model in memory: `module` is in eval mode and records no gradients."""
 
     module: nn.Module
-    config: Any
-    tokenizer: Tokenizer
-    context_length: int
-    name: str
-    file_bytes: int
-    architecture: str
-    path: Path
+    files: ModelFiles
 
 
 def load(
@@ -72,13 +61,12 @@ def load(
     device: torch.device | str = "cpu",
     attention: str = "eager",
 ) -> LoadedModel:
-    """Load a model from a folder, a GGUF file, a hub id, or the name of a file in the models folder.
+    """Load a model from a folder, a GGUF file, the hub, or the models folder.
 
     Args:
-        model: a path; `organisation/name` on the hub; or a name, or the unique beginning of one, in the folder
-            that OUTRIDER_MODELS names (default ~/.cache/outrider/models).
-        dtype: of the weights: fp32, bf16 or fp16.
-        device: where the weights go.
+        model: see :func:`find`.
+        dtype: precision of the weights: fp32, bf16 or fp16.
+        device: device of the weights.
         attention: transformers' name of the attention implementation.
 
     Raises:
@@ -88,23 +76,18 @@ def load(
     make = _folder_module if files.gguf is None else _gguf_module
     module = make(files, dtype, attention)
     module.eval().requires_grad_(False).to(device)
-    return LoadedModel(
-        module=module,
-        config=module.config,
-        tokenizer=files.tokenizer,
-        context_length=files.context_length,
-        name=files.name,
-        file_bytes=files.file_bytes,
-        architecture=type(module).__name__,
-        path=files.path,
-    )
+    return LoadedModel(module, files)
 
 
 def find(model: str | Path) -> tuple[Path, str]:
-    """Find a model's folder or GGUF file, and the name to call it by.
+    """Find a model's folder or GGUF file, and its name.
+
+    Args:
+        model: a path; `organisation/name` on the hub; or a name, or a unique prefix of one, in the folder
+            OUTRIDER_MODELS (default ~/.cache/outrider/models).
 
     Raises:
-        ModelError: there is no such model; the message lists what the models folder holds.
+        ModelError: there is no such model; the message lists the models folder.
     """
     if (here := _find_here(model)) is not None:
         return here
@@ -115,7 +98,7 @@ def find(model: str | Path) -> tuple[Path, str]:
 
 
 def _find_here(model: str | Path) -> tuple[Path, str] | None:
-    """What :func:`find` finds without the hub."""
+    """Do :func:`find` without the hub."""
     if not str(model).strip():
         raise ModelError("no model was named; give a path, a hub id or the name of a model")
     try:
@@ -137,14 +120,14 @@ def _find_here(model: str | Path) -> tuple[Path, str] | None:
 
 
 def heads_beside(model: str | Path) -> tuple[str, ...]:
-    """The trained head to draft with where none is named; empty where there is none.
+    """Find the trained head to draft with if none is named; empty if there is none.
 
-    It is the one that lies beside the model, in the folder of its name that ends in ``.head``, or else one that comes
-    with this installation, was made for this very model and pays wherever it was measured.  A model of the hub that is
-    not on this machine yet has none.
+    It is the head in the folder beside the model that has the model's name and ends in ``.head``.  Otherwise it is a
+    shipped head that was made for this model and pays wherever it was measured.  A model that is only on the hub has
+    none.
 
     Raises:
-        ModelError: it is no model's path, or the beginning of several models' names.
+        ModelError: it is no model's path, or the prefix of several models' names.
     """
     here = _find_here(model)
     if here is None:
@@ -156,17 +139,17 @@ def heads_beside(model: str | Path) -> tuple[str, ...]:
 
 
 def _hub_copy(model: str) -> Path | None:
-    """The copy of a hub's model that was downloaded before; it says nothing where there is none."""
+    """The downloaded copy of a hub's model; None if there is none."""
     from huggingface_hub import snapshot_download  # not needed for a model that is named by its path
 
     try:
         return Path(snapshot_download(model, allow_patterns=_HUB_FILES, local_files_only=True))
-    except Exception:  # noqa: BLE001 - the client's errors have no common base; loading will tell
+    except Exception:  # noqa: BLE001 - the client's errors have no common base
         return None
 
 
 def _find_by_name(name: str) -> Path | None:
-    """Look a name up in the models folder: exact, with or without .gguf, or the beginning of only one."""
+    """Find a name in the models folder: exact, with or without .gguf, or a unique prefix."""
     models = named_models()
     wanted = name.removesuffix(".gguf")
     if wanted in models:
@@ -178,7 +161,7 @@ def _find_by_name(name: str) -> Path | None:
 
 
 def _fetch_from_hub(model: str) -> Path:
-    """Download a model, or find the copy downloaded before."""
+    """Download a model, or find its downloaded copy."""
     from huggingface_hub import snapshot_download  # not needed for a model that is already here
 
     try:
@@ -206,7 +189,7 @@ def _open_folder(path: Path, name: str) -> ModelFiles:
     try:
         files = weight_files(path, name)
     except ModelError as error:
-        missing = error  # what the model is comes before what it lacks
+        missing = error  # an unsupported model is the more important error
     _check_layers(path, name, files)
     try:
         config = transformers_api.read_folder_config(path)
@@ -218,7 +201,7 @@ def _open_folder(path: Path, name: str) -> ModelFiles:
     if missing is not None:
         raise missing
     if getattr(config, "tie_word_embeddings", False) and has_own_output_layer(files):
-        config.tie_word_embeddings = False  # as in transformers, the weights are believed
+        config.tie_word_embeddings = False  # as in transformers, the weights decide
     try:
         found = load_folder_tokenizer(path)
     except Exception as error:  # damaged tokenizer files raise their library's own errors
@@ -237,7 +220,7 @@ def _open_folder(path: Path, name: str) -> ModelFiles:
 
 
 def _check_layers(path: Path, name: str, files: Sequence[Path]) -> None:
-    """Refuse more layers than there are tensors: a configuration grows with them as soon as it is read."""
+    """Refuse more layers than tensors: reading a configuration takes memory for every layer."""
     try:
         values = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -267,7 +250,7 @@ def _context_length(config: Any, name: str) -> int:
 
 
 def _folder_ends(path: Path, config: Any, tokenizer: FolderTokenizer) -> set[int]:
-    """Collect the ids that end a text: of generation_config.json or the model's, the tokenizer's, and those by name."""
+    """Collect the ids that end a text: of generation_config.json or the model, of the tokenizer, and by name."""
     try:
         named = json.loads((path / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
     except (OSError, ValueError, RecursionError, AttributeError):
@@ -283,7 +266,7 @@ def _folder_ends(path: Path, config: Any, tokenizer: FolderTokenizer) -> set[int
 
 
 def _is_told(path: Path, token: str) -> bool:
-    """Whether a folder's own files know a token: a family's class may add one that the model was made without."""
+    """Whether a folder's own files name a token; a family's class may add one that the model does not have."""
     files = (path / name for name in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json"))
     return any(json.dumps(token).encode() in file.read_bytes() for file in files if file.is_file())
 
@@ -308,7 +291,7 @@ def _folder_module(files: ModelFiles, dtype: torch.dtype, attention: str) -> nn.
     except Exception as error:  # damaged weights raise their library's own errors
         raise ModelError(f"{files.name}: cannot be loaded: {one_line(error)}") from error
     if loaded.missing:
-        raise ModelError(f"{files.name}: its weights hold nothing for the model's {', '.join(loaded.missing[:3])}")
+        raise ModelError(f"{files.name}: its weights do not contain the model's {', '.join(loaded.missing[:3])}")
     tell_unread(files.name, loaded.unread)
     return loaded.module
 
@@ -330,7 +313,7 @@ def _gguf_module(files: ModelFiles, dtype: torch.dtype, attention: str) -> nn.Mo
 
 
 def _assign(file: GGUFFile, plan: ModelPlan, module: nn.Module, dtype: torch.dtype) -> None:
-    """Put every tensor of the file in its parameter's place."""
+    """Set every parameter from its tensor in the file."""
     check_tensors(file, plan, {name: tuple(empty.shape) for name, empty in module.named_parameters()})
     jobs: list[DequantizeJob] = []
     for tensor_name, parameter in plan.parameters.items():
@@ -342,7 +325,7 @@ def _assign(file: GGUFFile, plan: ModelPlan, module: nn.Module, dtype: torch.dty
 
 
 def _check_complete(file: GGUFFile, module: nn.Module) -> None:
-    """Refuse a model of which some number was never set."""
+    """Refuse a model with a parameter or buffer that was never set."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_meta:
-            raise file.fail(f"holds nothing for the model's {name!r}")
+            raise file.fail(f"does not contain the model's {name!r}")

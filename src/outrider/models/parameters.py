@@ -1,4 +1,4 @@
-"""A model's numbers under transformers' parameter names, each read from disk when it is asked for."""
+"""A model's parameters under transformers' names, each read from disk on access."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.models.loading import ModelFiles
 
 
 class GGUFParameters(Mapping[str, torch.Tensor]):
-    """The tensors of a GGUF file, made plain numbers one at a time: fp32, in the order of rows of transformers."""
+    """The tensors of a GGUF file as fp32, dequantised one at a time, with rows in transformers' order."""
 
     def __init__(self, file: GGUFFile, plan: ModelPlan) -> None:
         self._file, self._plan = file, plan
@@ -35,9 +35,5 @@ class GGUFParameters(Mapping[str, torch.Tensor]):
 
 
 def parameters(files: ModelFiles) -> Mapping[str, torch.Tensor]:
-    """Every parameter of a model on disk, in the precision that its file holds, or fp32 where that is packed.
-
-    Args:
-        files: see :func:`outrider.models.loading.open_model`.
-    """
+    """Every parameter of a model on disk, in the file's precision, or fp32 if it is quantised."""
     return MappedTensors(files.weight_files) if files.gguf is None else GGUFParameters(*files.gguf)

@@ -1,4 +1,4 @@
-"""What the attention of one pass needs, made once and read by every layer."""
+"""The attention of one pass: prepared once, used by every layer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from outrider.tree import TreeBatch
 
 
 class Reach(NamedTuple):
-    """How far back a layer lets a row see; two Nones are full attention."""
+    """How far back a row sees; with two Nones, attention is full."""
 
     window: int | None = None
-    """This many positions, the row's own included."""
+    """Number of positions, the row's own included."""
     chunk: int | None = None
-    """Positions of its own chunk, chunks being this long and counted from position 0 (Llama 4)."""
+    """Length of chunks, counted from position 0; a row sees only its own chunk (Llama 4)."""
 
 
 class AttentionCall(NamedTuple):
-    """What one layer asks of attention beside its tensors."""
+    """Options of one layer's attention."""
 
     scaling: float
     """Multiplies the scores."""
@@ -38,41 +38,40 @@ class AttentionCall(NamedTuple):
 
 @dataclass(eq=False)
 class SequencePlan:
-    """Where one sequence's rows and keys lie in a pass."""
+    """Rows and cached keys of one sequence in a pass."""
 
     rows: slice
     columns: int
-    """Cached rows it reads, its own included."""
+    """Number of cached rows to read, its own included."""
     slots: slice | torch.Tensor
-    """The cache slots of those rows: a slice where its pages lie side by side."""
+    """Cache slots of these rows; a slice if its pages are adjacent."""
     positions: torch.Tensor
     """int64 [rows]."""
     tail_positions: torch.Tensor
-    """int64 [tail]: positions of the columns that are not yet committed."""
+    """int64 [tail], positions of the uncommitted columns."""
     visible: torch.Tensor
-    """bool [rows, tail]: ancestors and self among those columns."""
+    """bool [rows, tail]: which of these columns each row sees, its ancestors and itself."""
     _hidden: dict[Reach, tuple[int, torch.Tensor | None]] = field(default_factory=dict)
     _bias: dict[tuple[Reach, torch.dtype, int], torch.Tensor | None] = field(default_factory=dict)
 
     def hidden(self, reach: Reach) -> tuple[int, torch.Tensor | None]:
-        """First column any row sees, and bool [rows, m] of what each must not see in the last ``m`` columns."""
+        """First column that any row sees, and bool [rows, m] of what each must not see in the last ``m`` columns."""
         if reach not in self._hidden:
-            self._hidden[reach] = self._everything() if reach == Reach() else self._within(reach)
+            self._hidden[reach] = self._hidden_by(reach)
         return self._hidden[reach]
 
     def bias(self, reach: Reach, dtype: torch.dtype, group: int) -> tuple[int, torch.Tensor | None]:
-        """First column any row sees, and what to add to each score from there: see ``spread_bias``."""
+        """First column that any row sees, and the bias of the scores from there; see ``spread_bias``."""
         first, hidden = self.hidden(reach)
-        key = reach, dtype, group
-        if key not in self._bias:
+        options = reach, dtype, group
+        if options not in self._bias:
             columns = self.columns - first
-            self._bias[key] = None if hidden is None else spread_bias(hidden, columns, dtype, group)
-        return first, self._bias[key]
+            self._bias[options] = None if hidden is None else spread_bias(hidden, columns, dtype, group)
+        return first, self._bias[options]
 
-    def _everything(self) -> tuple[int, torch.Tensor | None]:
-        return 0, None if self.visible.numel() == 1 else ~self.visible
-
-    def _within(self, reach: Reach) -> tuple[int, torch.Tensor | None]:
+    def _hidden_by(self, reach: Reach) -> tuple[int, torch.Tensor | None]:
+        if reach == Reach():
+            return 0, None if self.visible.numel() == 1 else ~self.visible
         context = self.columns - len(self.tail_positions)
         nearest, oldest = self.positions.unsqueeze(1), torch.zeros_like(self.positions)
         if reach.window is not None:
@@ -88,15 +87,16 @@ class SequencePlan:
 
 
 class PassPlan:
-    """Everything the attention of one pass needs.
+    """Prepares the attention of one pass.
 
-    A layer's keys and values live in the store numbered by its turn in the pass, not by its index: a model that runs
-    a layer twice keeps two sets of keys, and one whose layers share keys keeps one.
+    A layer's store has the number of the layer's call in the pass, not its index: a model that runs a layer twice has
+    two
+    stores, and layers that share keys have one.
     """
 
     def __init__(self, batch: TreeBatch, cache: PagedCache) -> None:
         self.calls = 0
-        """How many times attention was asked so far."""
+        """Number of attention calls so far."""
         self._cache = cache
         self._device = batch.tokens.device
         self._sequences: list[SequencePlan] = []
@@ -105,7 +105,7 @@ class PassPlan:
         self._written = _as_slice(written[0]) if len(written) == 1 else torch.cat(written).to(self._device)
 
     def _plan_sequence(self, batch: TreeBatch, index: int) -> torch.Tensor:
-        """Plan one sequence and return the cache slots its rows are written to, int64 [rows]."""
+        """Plan one sequence, and return the cache slots of its rows, int64 [rows]."""
         sequence = batch.sequences[index]
         table = self._cache.table(sequence.key)
         start, columns = batch.starts[index], sequence.context + sequence.tail
@@ -123,34 +123,32 @@ class PassPlan:
         )
         return slots[sequence.context + sequence.skip :]
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, call: AttentionCall
+    ) -> torch.Tensor:
         """Write the pass's keys and values of a layer, then attend.
 
-        Args:
-            query: [1, query heads, rows, width].
-            key: [1, key heads, rows, width].
-            value: [1, key heads, rows, value width].
-            call: what the layer asks.
+        Queries are [1, query heads, rows, width]; keys and values [1, key heads, rows, width], whose widths may differ.
 
         Returns:
-            [1, rows, query heads, value width], in one piece: some families view it as something else.
+            Contiguous [1, rows, query heads, value width].
         """
-        store = self.write(key, value)
-        plain = call.softcap is None and call.sinks is None and key.shape[-1] == value.shape[-1]
+        store = self.write(keys, values)
+        plain = call.softcap is None and call.sinks is None and keys.shape[-1] == values.shape[-1]
         attend_one = self._attend_fused if plain else self._attend_reference
         mixed = [attend_one(plan, store, query[0, :, plan.rows], call) for plan in self._sequences]
         return (mixed[0].contiguous() if len(mixed) == 1 else torch.cat(mixed)).unsqueeze(0)
 
-    def write(self, key: torch.Tensor, value: torch.Tensor) -> LayerStore:
+    def write(self, keys: torch.Tensor, values: torch.Tensor) -> LayerStore:
         """Write the pass's keys and values of the next layer, [1, key heads, rows, width] each; see :meth:`attend`."""
-        seen = self._seen.get((id(key), id(value)))
-        if seen is not None and seen[0]() is key and seen[1]() is value:  # a layer that was handed an earlier layer's
+        seen = self._seen.get((id(keys), id(values)))
+        if seen is not None and seen[0]() is keys and seen[1]() is values:  # a layer that shares an earlier one's
             return seen[2]
-        store = self._cache.layer(self.calls, lambda: LayerStore(self._cache.slots, key[0], value[0]))
+        store = self._cache.layer(self.calls, lambda: LayerStore(self._cache.slots, keys[0], values[0]))
         self.calls += 1
-        store.keys[:, self._written] = key[0]
-        store.values[:, self._written] = value[0]
-        self._seen[id(key), id(value)] = weakref.ref(key), weakref.ref(value), store
+        store.keys[:, self._written] = keys[0]
+        store.values[:, self._written] = values[0]
+        self._seen[id(keys), id(values)] = weakref.ref(keys), weakref.ref(values), store
         return store
 
     @staticmethod
@@ -177,10 +175,7 @@ class PassPlan:
 
 
 def _as_slice(slots: torch.Tensor) -> slice | torch.Tensor:
-    """The same slots as a slice where they lie side by side: writing through a slice is a plain copy."""
+    """Turn adjacent slots into a slice: writing through it is a plain copy."""
     first, count = int(slots[0]), len(slots)
-    return slice(first, first + count) if int(slots[-1]) == first + count - 1 and _rises(slots) else slots
-
-
-def _rises(slots: torch.Tensor) -> bool:
-    return bool((slots[1:] - slots[:-1] == 1).all())
+    adjacent = int(slots[-1]) == first + count - 1 and bool((slots.diff() == 1).all())
+    return slice(first, first + count) if adjacent else slots

@@ -1,8 +1,8 @@
-"""Trained heads that come with an installation, and what was measured of each.
+"""Trained heads that are part of an installation, and their measurements.
 
-They lie in a checkout's ``assets/heads``, and in every installed distribution that names a function in the entry point
-group ``outrider.heads``, which returns the folder they lie in.  Beside a head's own files stand ``target.safetensors``,
-which model it was made for, and ``measured.json``, where it pays.
+They are in a checkout's ``assets/heads``, and in every installed distribution whose entry point of the group
+``outrider.heads`` returns their folder.  Beside a head's own files, ``target.safetensors`` identifies its model, and
+``measured.json`` says where it pays.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ GROUP: Final = "outrider.heads"
 MEASURED: Final = "measured.json"
 TARGET: Final = "target.safetensors"
 WORKLOADS: Final = tuple((text, temperature) for text in ("code", "chat") for temperature in (0.0, 1.0))
-"""Where a head must pay before it is chosen unasked: what will be asked is not known when a model is loaded."""
+"""Where a head must pay before ``auto`` uses it, since requests are not known when a model is loaded."""
 _CHECKOUT: Final = Path(__file__).parents[3] / "assets" / "heads"
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """How fast a head was on one kind of text, over plain decoding in the same interleaved run."""
+    """Speedup of a head on one kind of text, over plain decoding in the same interleaved run."""
 
     text: str
     """``code`` or ``chat``."""
@@ -39,7 +39,7 @@ class Measurement:
     interval: tuple[float, float]
     """95 %, bootstrapped over prompts."""
     lookup: float | None
-    """Speedup of the best lookup that ran beside it."""
+    """Speedup of the best lookup in the same run."""
     machine: str
     date: str
     source: str
@@ -47,7 +47,7 @@ class Measurement:
 
     @property
     def pays(self) -> bool:
-        """Whether it was surely faster than plain decoding, and no slower than lookup."""
+        """Whether it was certainly faster than plain decoding, and no slower than lookup."""
         return self.interval[0] > 1 and self.speedup >= (self.lookup or 0)
 
 
@@ -60,29 +60,29 @@ class ShippedHead:
     method: str = ""
     """Drafting method it was measured with."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of that method it was measured with."""
+    """Options of that method in the measurement."""
     measurements: tuple[Measurement, ...] = ()
 
     @property
     def pays(self) -> bool:
-        """Whether it was measured on every kind of text and temperature, and pays on each."""
+        """Whether it was measured on all workloads, and pays on each."""
         paying = {(each.text, each.temperature) for each in self.measurements if each.pays}
         losing = {(each.text, each.temperature) for each in self.measurements if not each.pays}
         return paying - losing >= set(WORKLOADS)
 
     def is_for(self, model: Path) -> bool:
-        """Whether a folder or GGUF file surely holds the model it was made for."""
+        """Whether a folder or GGUF file certainly holds the model it was made for."""
         from outrider.models.identity import is_same_model, read_identity  # needs torch, which listing heads does not
 
         try:
             return is_same_model(model, read_identity(self.folder / TARGET))
-        except ModelError as error:  # loading the model will say what is wrong with it
+        except ModelError as error:  # loading the model reports it
             _log.debug("cannot tell whether %s is for %s: %s", self.name, model, error)
             return False
 
 
 def shipped_heads() -> tuple[ShippedHead, ...]:
-    """Every head that comes with this installation, by name; the checkout's before those of distributions."""
+    """All shipped heads, by name; the checkout's come before those of distributions."""
     found: dict[str, ShippedHead] = {}
     for folder in _folders():
         for config in sorted(folder.glob("*/config.json")):
@@ -91,13 +91,13 @@ def shipped_heads() -> tuple[ShippedHead, ...]:
 
 
 def shipped_head(name: str | Path) -> ShippedHead | None:
-    """The head of a name, or in a folder; None where it is none that comes along."""
+    """The shipped head with this name or in this folder; None if there is none."""
     named = str(name)
     return next((head for head in shipped_heads() if named in (head.name, str(head.folder))), None)
 
 
 def head_folder(named: str | Path) -> Path:
-    """Where a head lies: a path, or the name of one that comes along; a path that is there goes first."""
+    """Folder of a head, given its path or the name of a shipped head; an existing path goes first."""
     path = Path(named)
     if (path / "config.json").is_file():
         return path
@@ -106,9 +106,9 @@ def head_folder(named: str | Path) -> Path:
 
 
 def paying_heads(model: Path) -> tuple[str, ...]:
-    """Folder of the head that was made for the model in a folder or GGUF file and pays wherever it is used.
+    """Folder of the shipped head that was made for a model and pays on all workloads; empty if there is none.
 
-    Of several, the one whose least speedup is greatest; empty where no head is known to pay.
+    Of several, it is the one with the greatest minimum speedup.
     """
     found = [head for head in shipped_heads() if head.pays and head.is_for(model)]
     best = max(found, key=lambda head: min(each.speedup for each in head.measurements), default=None)
@@ -116,7 +116,7 @@ def paying_heads(model: Path) -> tuple[str, ...]:
 
 
 def measured_options(method: str, head: str | Path) -> Mapping[str, Any]:
-    """The options of a method that a head which comes along was measured with; empty where it was not."""
+    """Options that a shipped head was measured with for a method; empty if it was not measured."""
     found = shipped_head(head)
     return found.options if found is not None and found.method == method else {}
 

@@ -1,7 +1,7 @@
 """The built-in prompts: a few of each kind.
 
-They were written for this project and are in no public evaluation set.  The trainer refuses them, like the prompts of
-those sets, so that nothing is trained on what it is measured with.
+They were written for this project and are in no public evaluation set.  The trainer refuses them and the prompts of
+those sets, so nothing is trained on what it is measured with.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outrider.prompts.prompt import Prompt
 from outrider.prompts.reader import parse, read_file
 
 BUILT_IN: Final = "built-in prompts"
-"""Their name in results."""
+"""Name of these prompts in results."""
 
 
 @lru_cache
@@ -27,9 +27,9 @@ def built_in() -> tuple[Prompt, ...]:
 
 
 def read(path: Path | None) -> Iterator[Prompt]:
-    """The prompts of a file, in its order, or the built-in ones for None.
+    """Read the prompts of a file, in order; None reads the built-in ones.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is no prompt; file and line are named.
+        ConfigError: the file cannot be read, or a line is not a prompt; the message names file and line.
     """
     return iter(built_in()) if path is None else read_file(path)

@@ -56,14 +56,7 @@ class Prompt:
         return [{"role": role, "content": content} for role, content in self.messages or ((USER, self.text),)]
 
     def encode(self, tokenizer: Tokenizer, *, chat: bool) -> list[int]:
-        """Encode the prompt.
-
-        Args:
-            tokenizer: the target's tokenizer.
-            chat: apply the chat template to a conversation; otherwise join its turns as plain text.
-
-        Returns:
-            Token ids.
+        """Encode the prompt; if ``chat``, with the chat template, otherwise with its turns joined as plain text.
 
         Raises:
             ModelError: the model has no chat template.

@@ -119,11 +119,7 @@ def _past_space(text: str, at: int) -> int:
 
 
 def _content(place: str, value: Any) -> _Content:
-    """Read the prompt of an object.
-
-    Raises:
-        ConfigError: it has none of the formats.
-    """
+    """Read the prompt of an object."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{place} is not a JSON object; write {SHAPES}")
     key = next((key for key in _READERS if value.get(key) is not None), None)
@@ -177,22 +173,14 @@ def _conversation(place: str, value: Any, role: str, content: str, roles: Mappin
 
 
 def _filled(place: str, value: Any) -> str:
-    """A text that is not empty.
-
-    Raises:
-        ConfigError: it is not text, or is empty.
-    """
+    """Check that a text is a string and not empty."""
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{place} has no text; write {SHAPES}")
     return _whole(place, value)
 
 
 def _whole(place: str, text: str) -> str:
-    """A text of valid characters.
-
-    Raises:
-        ConfigError: it holds half a surrogate pair.
-    """
+    """Refuse a text with half a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

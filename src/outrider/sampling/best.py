@@ -1,6 +1,6 @@
 """The best tokens of a row: logits over temperature, truncation, and keyed noise.
 
-The kernels do this without sorting the row; :func:`reference` and :func:`surviving_ids` are the specification.
+The kernels do this without sorting; :func:`reference` and :func:`surviving_ids` are the specification.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from outrider.kernels.native import cpu
 from outrider.sampling.distribution import KEEP_ALL, Truncation, surviving_ids
 from outrider.sampling.noise import Purpose, choice_words, gumbel, gumbel_range
 
+UNDEFINED: Final = "the target's logits hold NaN or infinity, so the request ended; check the model and its dtype"
 _NONE: Final = np.empty(0, dtype=np.int64)
 
 
 class ChoiceNoise(NamedTuple):
-    """The keys of the choice noise, one of each per row; see :mod:`outrider.sampling.noise`."""
+    """Keys of the choice noise, one of each per row; see :mod:`outrider.sampling.noise`."""
 
     seeds: Sequence[int]
     positions: Sequence[int]
@@ -30,7 +31,7 @@ class ChoiceNoise(NamedTuple):
 
     @classmethod
     def of(cls, seed: int, positions: Sequence[int], choice: int) -> ChoiceNoise:
-        """The keys of one request's rows."""
+        """Make the keys of one request's rows."""
         return cls([seed] * len(positions), positions, [choice] * len(positions))
 
 
@@ -43,22 +44,22 @@ def best_scores(
     truncation: Truncation = KEEP_ALL,
     rows: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find the ``width`` best tokens of each row, best first; equal scores are ordered by id.
+    """Find the ``width`` best tokens of each row, best first; of equal scores, the lowest id first.
 
     Args:
         logits: float32 [rows, ≥ vocabulary]; minus infinity bans a token.
         vocabulary: number of valid columns.
         temperature: positive; 1 without noise.
-        noise: None uses the logits only.
+        noise: None adds none.
         width: number of tokens; if truncation leaves fewer, the rest have id −1 and score −∞.
         truncation: which tokens may be chosen.
-        rows: indices of rows; None is all rows, in order.
+        rows: indices of rows; None is all, in order.
 
     Returns:
         int64 ids and float32 scores, both [asked rows, width], on the CPU.
 
     Raises:
-        NumericsError: a row holds NaN or infinity, or does after division by the temperature.
+        NumericsError: a row holds NaN or infinity, before or after division by the temperature.
         RequestError: a row bans every token.
     """
     if not _in_kernels(logits) or width > cpu.MOST_WIDTH:
@@ -101,18 +102,10 @@ def reference(
 
 
 def survivors(row: torch.Tensor, temperature: float, truncation: Truncation) -> torch.Tensor:
-    """Find the tokens of one row that truncation leaves, in ascending order.
-
-    Args:
-        row: float32 [vocabulary]; minus infinity bans a token.
-        temperature: positive.
-        truncation: which tokens may be chosen.
-
-    Returns:
-        int64 [survivors], on the row's device.
+    """Find the tokens of one row, float32 [vocabulary], that truncation leaves: int64 [survivors], ascending.
 
     Raises:
-        NumericsError: the row holds NaN or infinity, or does after division by the temperature.
+        NumericsError: the row holds NaN or infinity, before or after division by the temperature.
         RequestError: it bans every token.
     """
     if not _in_kernels(row):
@@ -140,7 +133,7 @@ def check(rows: torch.Tensor) -> None:
         return
     if bool((best == -torch.inf).any()):
         raise RequestError("every token is banned; relax allowed_token_ids, bad_words, logit_bias or processors")
-    raise NumericsError("the target's logits hold NaN or infinity, so the request ended; check the model and its dtype")
+    raise NumericsError(UNDEFINED)
 
 
 def _in_kernels(logits: torch.Tensor) -> bool:
@@ -148,13 +141,13 @@ def _in_kernels(logits: torch.Tensor) -> bool:
 
 
 def _limits(truncation: Truncation, vocabulary: int) -> tuple[int, float, float]:
-    """The truncation as the kernels take it; min_p as a logarithm, added to the best score."""
+    """The truncation for the kernels; min_p is a logarithm, added to the best score."""
     least = math.log(truncation.min_p) if truncation.min_p > 0.0 else -math.inf
     return min(truncation.top_k, vocabulary), truncation.top_p, least
 
 
 def _named(noise: ChoiceNoise | None) -> tuple[np.ndarray[Any, Any] | None, ...]:
-    """Seeds, positions and choices as the kernels take them."""
+    """Seeds, positions and choices for the kernels."""
     if noise is None:
         return None, _NONE, _NONE
     kinds = np.uint64, np.int64, np.int64

@@ -1,7 +1,7 @@
-"""From logits over temperature to a probability distribution, and its truncation by min_p, top_k and top_p.
+"""Probability distributions of logits over temperature, and their truncation by min_p, top_k and top_p.
 
 Every filter keeps a prefix of the tokens ordered by (probability descending, id ascending).  So one sort of a few
-candidates serves all filters, and the order depends on the row only.
+candidates serves all filters, and the order depends only on the row.
 """
 
 from __future__ import annotations
@@ -36,31 +36,24 @@ KEEP_ALL: Final = Truncation()
 
 
 def softmax(scaled: torch.Tensor) -> Laws:
-    """Compute the distribution of every row; see :func:`undefined` for rows without one.
-
-    Args:
-        scaled: float32 [rows, vocabulary], logits divided by the temperature; minus infinity marks a banned token.
-    """
+    """Compute each row's distribution from logits over temperature, [rows, vocabulary]; see :func:`undefined`."""
     laws: Laws = torch.softmax(scaled, dim=1, dtype=torch.float64).cpu().numpy()
     return laws
 
 
 def undefined(law: Law) -> bool:
-    """Whether its row held NaN or infinity, or banned every token; every entry is NaN then."""
+    """Whether every entry is NaN, because the row held NaN or infinity or banned every token."""
     return math.isnan(law[0])
 
 
 def surviving_ids(scaled: torch.Tensor, *, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
-    """Apply min_p, then top_k, then top_p; return the ids that are left, in ascending order.
+    """Apply min_p, then top_k, then top_p: int64 ids, ascending; never empty if one entry is finite.
 
     Args:
-        scaled: float32 [vocabulary], logits divided by the temperature; minus infinity marks a banned token.
+        scaled: float32 [vocabulary], logits over temperature; minus infinity marks a banned token.
         top_k: 0 keeps all.
         top_p: applied to the renormalized rest after min_p and top_k; 1 keeps all.
         min_p: share of the most probable token's probability; 0 keeps all.
-
-    Returns:
-        int64 [survivors], never empty when one entry is finite.
     """
     candidates = _candidates(scaled, top_k=top_k, top_p=top_p, min_p=min_p)
     values, order = torch.sort(scaled[candidates], descending=True, stable=True)

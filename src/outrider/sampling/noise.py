@@ -1,12 +1,12 @@
-"""Keyed noise: every random number is computed from its key, and none comes from a stream.
+"""Keyed noise: every random number is computed from a key; there is no stream.
 
-The key is the request's 64-bit seed and a four-word counter.  So a number does not depend on other requests, on the
+The key is the request's 64-bit seed and a counter of four words.  So a number does not depend on other requests, on the
 order of work, or on how far a drafter looked ahead.  There are two families, which must not be mixed:
 
 * *choice* noise, one number per (token id, absolute position, choice): the randomness of the target's own choice.  A
   drafter may read it, because a draft is accepted only if it *is* the target's choice.
-* *round* noise, one number per (draw, round, node): the randomness of ratio rules.  The key holds the round and not
-  the position, because a round looks past the place where it stops; by position, numbers would be used twice.
+* *round* noise, one number per (draw, round, node): the randomness of ratio rules.  It is keyed by round and not by
+  position, because a round looks past its last accepted token; keyed by position, numbers would be used twice.
 
 The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 """
@@ -27,11 +27,11 @@ _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS: Final = 10
 _FEW_BLOCKS: Final = 8
 MOST_SOURCES: Final = 16
-"""Most drafters of a merged tree; each has its own noise."""
+"""Maximum drafters of a merged tree; each has its own noise."""
 
 
 class Purpose(enum.IntEnum):
-    """The purpose of a number; the low bits of the counter's last word."""
+    """Purpose of a number, in the low bits of the counter's last word."""
 
     CHOICE = 0
     DRAFT = 1
@@ -40,7 +40,7 @@ class Purpose(enum.IntEnum):
 
 
 def counter_word(purpose: Purpose, choice: int, source: int = 0) -> int:
-    """The last counter word: purpose in bits 0-3, drafter in bits 4-7, choice index (of ``n``) above."""
+    """Make the last counter word: purpose in bits 0-3, drafter in bits 4-7, choice index (of ``n``) above."""
     if not 0 <= source < MOST_SOURCES:
         raise ValueError(
             f"a merged tree has at most {MOST_SOURCES} drafters, so there is no noise for drafter {source}"
@@ -49,12 +49,7 @@ def counter_word(purpose: Purpose, choice: int, source: int = 0) -> int:
 
 
 def philox_words(seed: int, words: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    """Compute four 32-bit words for one counter.
-
-    Args:
-        seed: the 64-bit key.
-        words: the counter, least significant word first.
-    """
+    """Compute the four 32-bit words of one counter, whose least significant word comes first."""
     if cpu is None:
         return reference(seed, words)
     found: tuple[int, int, int, int] = cpu.philox(seed & _KEY, *words)
@@ -73,12 +68,7 @@ def reference(seed: int, words: tuple[int, int, int, int]) -> tuple[int, int, in
 
 
 def philox_blocks(seed: int, first: torch.Tensor, words: tuple[int, int, int]) -> torch.Tensor:
-    """Compute the words of many counters that differ only in their first word.
-
-    Args:
-        seed: the 64-bit key.
-        first: int64 [N], the first counter word of each block.
-        words: the other three counter words.
+    """Compute the words of counters that differ only in their first word, int64 [N].
 
     Returns:
         int64 [N, 4], each value a 32-bit word.
@@ -102,7 +92,7 @@ def uniform(seed: int, words: tuple[int, int, int, int]) -> float:
 
 
 def gumbel_from_words(words: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel noise, float64, from 32-bit words.
+    """Make standard Gumbel noise, float64, from 32-bit words.
 
     ``-log E`` with ``E = -log1p(-(x + 1/2) / 2**32)``.  The largest values, which win, have the finest resolution,
     2**-33, and none is infinite.
@@ -112,26 +102,13 @@ def gumbel_from_words(words: torch.Tensor) -> torch.Tensor:
 
 
 def gumbel(seed: int, token_ids: torch.Tensor, words: tuple[int, int, int]) -> torch.Tensor:
-    """Gumbel noise of given token ids; token ``t`` reads word ``t % 4`` of block ``t // 4``.
-
-    Args:
-        seed: the request's 64-bit seed.
-        token_ids: int64 [N], target token ids.
-        words: the last three counter words.
-
-    Returns:
-        float64 [N].
-    """
+    """Gumbel noise of token ids, int64 [N] → float64 [N]; token ``t`` reads word ``t % 4`` of block ``t // 4``."""
     blocks = philox_blocks(seed, token_ids >> 2, words)
     return gumbel_from_words(blocks.gather(1, (token_ids & 3).unsqueeze(1)).squeeze(1))
 
 
 def gumbel_range(seed: int, count: int, words: tuple[int, int, int], device: torch.device) -> torch.Tensor:
-    """Gumbel noise of the token ids 0 … count − 1: one Philox block serves four tokens.
-
-    Returns:
-        float64 [count].
-    """
+    """Gumbel noise of the token ids 0 … count − 1, float64 [count]: one Philox block serves four tokens."""
     blocks = (count + 3) >> 2
     if blocks <= _FEW_BLOCKS:  # for so little, plain integers are faster than tensor operations
         words_of = [word for block in range(blocks) for word in philox_words(seed, (block, *words))]

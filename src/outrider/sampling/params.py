@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import torch
 
 LogitsProcessor = Callable[[Sequence[int], "torch.Tensor"], "torch.Tensor"]
-"""A pure function of (token ids so far, float32 logits [vocabulary]) that returns new logits; it is called for every
-row that may emit a token, with the history of that row's own path."""
+"""A pure function of (token ids so far, float32 logits [vocabulary]) that returns new logits.  It is called for every
+row that may emit a token, with that row's own history."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ _READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "speculate": _read_switch,
     "cache_salt": _read_salt,
 }
-"""How fields that accept several types are converted."""
+"""Conversions of fields that accept several types."""
 
 
 def _check_number(name: str, value: Any, low: float, high: float) -> None:
@@ -253,14 +253,10 @@ def _check_contents(params: SamplingParams) -> None:
 
 
 def check_token_ids(params: SamplingParams, vocabulary: int) -> None:
-    """Refuse parameters that name a token id the model does not have.
-
-    Args:
-        params: the parameters, with bad words as token ids.
-        vocabulary: size of the vocabulary.
+    """Refuse parameters with a token id that the model does not have; bad words must be token ids already.
 
     Raises:
-        ConfigError: there is one; the message names the field, the id and the vocabulary size.
+        ConfigError: naming the field, the id and the vocabulary's size.
     """
     named: tuple[tuple[str, Sequence[int]], ...] = (
         ("logit_bias", tuple(params.logit_bias)),

@@ -1,7 +1,7 @@
-"""Turns logits into distributions and tokens; plain, draft and verify rows all use this code.
+"""Turns logits into distributions and tokens, for plain, draft and verify rows alike.
 
 A row's distribution depends on its history: *committed tokens + drafts on the row's own path*.  Penalties, bad words,
-minimum length and custom processors read that history, so a draft is judged exactly as in plain decoding.
+minimum length and custom processors read this history, so a draft is judged exactly as in plain decoding.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _COMPARED: Final = 16
 Best = tuple[list[int], list[float]]
 """Tokens, best first, with a confidence each."""
 Path = Sequence[int]
-"""Draft tokens from the last committed token to a row, with the row's own token last; empty for the anchor."""
+"""Draft tokens after the last committed token up to a row, the row's own included; empty for the anchor."""
 
 
 class History(Sequence[int]):
-    """Token ids up to a row: a view on committed tokens and path, without a copy."""
+    """Token ids up to a row: a view of committed tokens and path."""
 
     def __init__(self, committed: Sequence[int], path: Path) -> None:
         self._committed, self._path = committed, path
@@ -93,12 +93,12 @@ class RequestSampler:
         self._temperature = 1.0 if params.greedy else params.temperature
         self._truncation = KEEP_ALL if params.greedy else Truncation(params.top_k, params.top_p, params.min_p)
         self.choice_of = None if self.adjusts else (params.greedy, self._temperature, self._truncation, vocabulary)
-        """What turns raw logits and noise into a choice, for rows that share a call; None if more is needed."""
+        """Parameters by which rows can share a call; None if the logits need more processing."""
         self.is_argmax = params.greedy and not self.adjusts
         """Whether a row's token is the argmax of its raw logits."""
         plain = not (params.greedy or self.adjusts) and self._truncation.keeps_all
         self.temperature_alone = params.temperature if plain else None
-        """The temperature if nothing else changes the logits; otherwise None."""
+        """The temperature, if nothing else changes the logits; otherwise None."""
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Add emitted tokens to the penalty counts."""
@@ -110,11 +110,7 @@ class RequestSampler:
         return len(self._committed) + len(path)
 
     def choose(self, logits: torch.Tensor, paths: Sequence[Path]) -> list[int]:
-        """Choose the target's own token after each row.
-
-        Args:
-            logits: float [rows, ≥ vocabulary].
-            paths: the draft path of each row.
+        """Choose the target's own token after each row, given its draft path.
 
         Returns:
             One token id per row: ``argmax(logit / T + Gumbel(seed, position))``, or the plain argmax at temperature 0.
@@ -127,21 +123,16 @@ class RequestSampler:
         return [int(token) for token in ids[:, 0].tolist()]
 
     def perturbed_best(self, logits: torch.Tensor, paths: Sequence[Path], width: int) -> list[Best]:
-        """The ``width`` best tokens of each row under the target's own noise, best first, each with a confidence.
+        """Find the ``width`` best tokens of each row under the target's own noise, best first, with confidences.
 
-        A drafter of the coupled rule proposes these; the first is its guess of the target's choice.  The confidence is
+        A drafter of the coupled rule proposes them; the first is its guess of the target's choice.  The confidence is
         the softmax over the best perturbed scores.
         """
         best = self._best(self._adjusted(logits, paths), paths, min(max(width, _COMPARED), self.vocabulary))
         return _with_confidence(*best, width)
 
     def probabilities(self, logits: torch.Tensor, paths: Sequence[Path]) -> Laws:
-        """Compute each row's distribution after all processing; at temperature 0 it is one-hot.
-
-        Raises:
-            NumericsError: a row holds NaN or infinity.
-            RequestError: every token is banned, or a processor failed.
-        """
+        """Compute each row's distribution after all processing; at temperature 0 it is one-hot."""
         adjusted = self._adjusted(logits, paths)
         scaled = adjusted / self._temperature
         if not self.params.greedy and self._truncation.keeps_all:
@@ -196,12 +187,12 @@ class RequestSampler:
 
 
 class RowToRank(NamedTuple):
-    """One row of logits, and the request whose best tokens it gives."""
+    """A row of logits, and the request that ranks its tokens."""
 
     sampler: RequestSampler
     row: int
     path: Path
-    """Draft tokens from the last committed one to the row."""
+    """Draft tokens after the last committed token, up to the row."""
     width: int
     """Number of tokens."""
 
@@ -209,13 +200,9 @@ class RowToRank(NamedTuple):
 def perturbed_best(logits: torch.Tensor, asked: Sequence[RowToRank]) -> list[Best | None]:
     """:meth:`RequestSampler.perturbed_best` for rows of many requests, with one call per set of equal parameters.
 
-    Args:
-        logits: float [rows, ≥ vocabulary].
-        asked: which of them, and whose.
-
     Returns:
-        One answer for each that is asked; None where the request is to be asked alone, because it adjusts its logits or
-        a row beside its own cannot be read.
+        One answer per asked row; None if the request needs a call of its own, because it adjusts its logits or another
+        row of its group is unreadable.
     """
     answers: list[Best | None] = [None] * len(asked)
     for places, best, scores in _ranked(logits, asked, _COMPARED):
@@ -236,7 +223,7 @@ def chosen(logits: torch.Tensor, asked: Sequence[RowToRank]) -> list[int | None]
 def _ranked(
     logits: torch.Tensor, asked: Sequence[RowToRank], least: int
 ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
-    """Places among those asked whose parameters are alike, with their best ids and scores, ``least`` or more."""
+    """Yield groups of rows with equal parameters, with their ``least`` or more best ids and scores."""
     alike: dict[Any, list[int]] = {}
     for place, one in enumerate(asked):
         if one.sampler.choice_of is not None:

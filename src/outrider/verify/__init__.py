@@ -1,4 +1,4 @@
-"""Acceptance rules, one per file; importing this package finds and registers them all."""
+"""Acceptance rules, one per file; importing this package registers all of them."""
 
 import importlib
 import pkgutil
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def discover() -> None:
-    """Import every file of this package, so that the rules in them register."""
+    """Import every file of this package, so its rules register."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
 

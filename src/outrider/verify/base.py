@@ -1,4 +1,4 @@
-"""The protocol of acceptance rules: verdicts, rows and dice, and for which drafts a rule is exact."""
+"""The protocol of acceptance rules: verdicts, rows, dice, and the drafts that a rule is exact for."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Draws(enum.Enum):
 
     @property
     def target_alone(self) -> bool:
-        """Whether rules with such draws judge drafts by the target's own token."""
+        """Whether rules with such draws compare drafts with the target's own token."""
         return self in (Draws.PERTURBED, Draws.ARGMAX)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one tree: its accepted path, and the emitted tokens."""
+    """Outcome of one tree: the accepted path and the emitted tokens."""
 
     path: tuple[int, ...]
     """Accepted nodes, from the anchor's child downwards."""
     tokens: tuple[int, ...]
-    """Emitted tokens: accepted drafts, then the bonus token unless the output ended or failed before it."""
+    """Emitted tokens: accepted drafts, then the bonus token, unless the output ended or failed before it."""
     drafted: tuple[int, ...]
     """Nodes in the tree by depth, depth 1 first."""
     tested: tuple[int, ...]
@@ -44,7 +44,7 @@ class Verdict:
     accepted: tuple[int, ...]
     """1 at each depth of the accepted path."""
     failed: bool = False
-    """Whether the row after the path is unreadable, so that there is no bonus token."""
+    """Whether the row after the path is unreadable, so there is no bonus token."""
 
     @classmethod
     def of(cls, tree: TokenTree, path: Sequence[int], bonus: int) -> Verdict:
@@ -57,7 +57,7 @@ class Verdict:
 
     @classmethod
     def nothing(cls) -> Verdict:
-        """The verdict when the rule itself failed."""
+        """Verdict of a rule that failed itself."""
         return cls((), (), (), (), (), failed=True)
 
     @property
@@ -94,28 +94,15 @@ class Dice(Protocol):
         ...
 
     def draw(self, node: int, weights: Law) -> int:
-        """Draw an index in proportion to non-negative ``weights``.
+        """Draw an index in proportion to non-negative weights, which need not be normalized; the node keys the draw.
 
-        Args:
-            node: the node, which keys the draw.
-            weights: not necessarily normalized; all 0 stands for an unreadable row.
-
-        Returns:
-            An index, or ``ERROR`` if all weights are 0.
+        If all weights are 0, the row is unreadable, and the draw is ``ERROR``.
         """
         ...
 
 
 class KeyedDice:
-    """Dice keyed by request seed, round and node; never by position alone, because rounds look ahead.
-
-    Args:
-        seed: the request's 64-bit seed.
-        round_number: number of rounds that the request has begun; it never repeats.
-        choice: index among the ``n`` completions.
-        purpose: the purpose of the numbers.
-        source: index of the drafter in a merged tree.
-    """
+    """Dice keyed by request seed, round and node; never by position alone, because rounds look ahead."""
 
     def __init__(self, seed: int, round_number: int, choice: int, purpose: Purpose, source: int = 0) -> None:
         self._seed, self._round = seed, round_number
@@ -151,10 +138,9 @@ class Answers(Protocol[_Answer_co]):
 
 
 class Rows(Protocol):
-    """The target's rows for one tree, computed only where a rule looks.
+    """The target's rows for one tree, computed only where a rule reads them.
 
-    An unreadable row always gives :data:`outrider.law.ERROR`.  So does every row after the end of the output, which no
-    text can reach.
+    An unreadable row gives :data:`outrider.law.ERROR`, and so does every row after the end of the output.
     """
 
     @property
@@ -196,10 +182,10 @@ _REGISTRY: dict[str, type[Verifier]] = {}
 
 
 def register(rule: type[Verifier]) -> type[Verifier]:
-    """Make a rule known under its name, which must be the name of the file it stands in."""
+    """Register a rule under its name, which must be the name of its file."""
     file = rule.__module__.rpartition(".")[2]
     if file != rule.name.replace("-", "_"):
-        raise TypeError(f"acceptance rule {rule.name!r} stands in the file {file}.py; give both one name")
+        raise TypeError(f"acceptance rule {rule.name!r} is in the file {file}.py; give both the same name")
     _REGISTRY[rule.name] = rule
     return rule
 
@@ -223,7 +209,7 @@ def make_verifier(name: str) -> Verifier:
     """Make the rule with this name.
 
     Raises:
-        ConfigError: there is none; the message lists the rules.
+        ConfigError: there is none; the message lists all rules.
     """
     key = name.lower().replace("_", "-")
     if key not in _REGISTRY:
@@ -232,7 +218,7 @@ def make_verifier(name: str) -> Verifier:
 
 
 class Demands(Protocol):
-    """What a method requires of a rule; :class:`outrider.drafters.base.Needs` has it."""
+    """What a method requires of a rule; :class:`outrider.drafters.base.Needs` implements it."""
 
     @property
     def branching(self) -> bool:
@@ -251,24 +237,19 @@ class Demands(Protocol):
 
 
 def check_exact(verifier: Verifier, method: str, needs: Demands) -> None:
-    """Refuse a lossless rule for drafts for which it is not exact.
-
-    Args:
-        verifier: the rule.
-        method: the drafting method's name, for the message.
-        needs: what the method requires.
+    """Refuse a lossless rule that is not exact for a method's drafts.
 
     Raises:
-        ConfigError: the rule is not exact; the message names rules that are.
+        ConfigError: naming the method, and the rules that are exact.
     """
     if not verifier.lossless:
         return
-    lacking = (
+    gaps = (
         (needs.branching and not verifier.trees, "trees that branch"),
         (needs.merged and not verifier.merged, "trees merged from several drafters"),
         (needs.deterministic and not verifier.deterministic, "deterministic drafts"),
     )
-    for fails, what in lacking:
+    for fails, what in gaps:
         if fails:
             raise ConfigError(
                 f"verifier {verifier.name!r} is not exact for {what}, which {method!r} proposes; "

@@ -16,10 +16,10 @@ from outrider.verify.residual import chain_of, law, ratio
 def accepted_block(tree: TokenTree, rows: Rows) -> Verdict:
     """Accept the longest prefix whose test succeeds, even if tests of shorter ones would fail.
 
-    The weight ``w_i = min(1, w_{i−1}·p(x_i)/q(x_i))`` is the share of prefix i that the target still accepts.  With
-    ``Z_i = Σ max(w_i·p − q, 0)`` over the token after it, prefix i < γ is taken with ``h_i = Z_i / (Z_i + 1 − w_i)``
-    and followed by a draw from that residual; ``h_γ = w_γ``, followed by p; ``h_0 = 1``.  The tests are independent,
-    so they are made from the longest prefix down and end at the first success.
+    The weight ``w_i = min(1, w_{i−1}·p(x_i)/q(x_i))`` is the share of prefix i that the target still accepts.  Let
+    ``Z_i = Σ max(w_i·p − q, 0)`` over the next token.  Prefix i < γ is accepted with ``h_i = Z_i / (Z_i + 1 − w_i)``
+    and followed by a draw from that residual; ``h_γ = w_γ``, followed by p; ``h_0 = 1``.  The tests are independent, so
+    they start with the longest prefix and end at the first success.
     """
     p, accept, final = rows.probabilities, rows.dice(Purpose.ACCEPT), rows.dice(Purpose.FINAL)
     drafts = chain_of(tree)
@@ -28,7 +28,7 @@ def accepted_block(tree: TokenTree, rows: Rows) -> Verdict:
         P, x = p[i], tree.tokens[candidate.node]
         q.append(law(tree, candidate, len(P)))
         w.append(ratio(w[i] * float(P[x]), float(q[i][x])))
-        if w[-1] == 0.0:  # nothing at or past a token the target rules out can be accepted
+        if w[-1] == 0.0:  # a token that the target rules out ends every prefix
             w.pop()
             break
     for i in reversed(range(1, len(w))):
@@ -40,12 +40,12 @@ def accepted_block(tree: TokenTree, rows: Rows) -> Verdict:
 
 
 def _test(w: float, p: Law, q: Law) -> tuple[float, Law]:
-    """Probability ``h`` of taking a prefix of weight w, and the weights of the token after it."""
+    """Probability ``h`` of accepting a prefix of weight w, and the weights of the next token."""
     r = np.maximum(w * p - q, 0.0)
     Z = float(r.sum())
     if Z == 0.0:
-        # A row that cannot be read has all its mass on an outcome no draft is drawn from: Z is w.  Else w = 1 and
-        # p = q: the next draft is certain to pass, and rounding alone leads here.
+        # An unreadable row has all its mass on an outcome that no draft has: Z is w.  Otherwise w = 1 and p = q: the
+        # next draft is certain to pass, and only rounding leads here.
         return (w if is_unreadable(p) else 0.0), p
     return Z / (Z + (1.0 - w)), r
 

@@ -9,15 +9,7 @@ from outrider.verify.base import Answers, Draws, Rows, Verdict, register
 
 
 def walk(tree: TokenTree, tokens: Answers[int]) -> tuple[list[int], int]:
-    """Follow the target's tokens down a tree.
-
-    Args:
-        tree: the drafted tree.
-        tokens: the target's token after each node.
-
-    Returns:
-        The accepted nodes, and the target's token after the last one.
-    """
+    """Follow the target's tokens down a tree; return the accepted nodes and the target's token after the last one."""
     path: list[int] = []
     node = 0
     while (child := tree.child(node, tokens[node])) is not None:

@@ -1,11 +1,11 @@
-"""What ratio rules share: the law a draft was drawn from, the ratio test and the residual.
+"""Shared by ratio rules: the law of a draft, the ratio test and the residual.
 
 The lemma behind all of them: draw x from q, accept it with probability ``min(1, p(x)/q(x))``, otherwise draw from
-``norm(max(p − q, 0))``; the outcome has law p, because ``min(p, q) + max(p − q, 0) = p`` and the residual's mass is
-the probability of rejection (Leviathan et al. 2023, appendix A.1; Chen et al. 2023, theorem 1).  The residual is again
-a law to be met, so a second candidate may be tested against it, and a third: each candidate with the law it was drawn
-from *given the candidates before it*.  Nothing else is asked of that law, so candidates of one node may come from
-different drafters, with or without replacement, or be certain.
+``norm(max(p − q, 0))``; the outcome has law p, because ``min(p, q) + max(p − q, 0) = p`` and the residual's mass is the
+probability of rejection (Leviathan et al. 2023, appendix A.1; Chen et al. 2023, theorem 1).  A second candidate may
+then be tested against the residual, and so on, each with the law it was drawn from *given the candidates before it*.
+Nothing else is required of that law, so candidates of one node may come from different drafters, be drawn with or
+without replacement, or be certain.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ from outrider.verify.base import Dice, Rows, Verdict
 
 
 def law(tree: TokenTree, candidate: Candidate, vocabulary: int) -> Law:
-    """The law of a candidate's token given its path and the siblings drawn before it.
-
-    Returns:
-        The law; one-hot for a draft without a law of its own.
-    """
+    """Law of a candidate's token given its path and the siblings drawn before it; one-hot for a certain draft."""
     if candidate.q is None:
         certain = np.zeros(vocabulary)
         certain[tree.tokens[candidate.node]] = 1.0
@@ -37,17 +33,16 @@ def law(tree: TokenTree, candidate: Candidate, vocabulary: int) -> Law:
 
 
 def ratio(p: float, q: float) -> float:
-    """``min(1, p/q)`` as the comparison ``u·q < p`` means it: nothing impossible under p passes, and q may be 0."""
+    """``min(1, p/q)`` for the test ``u·q < p``: nothing impossible under p passes, and q may be 0."""
     if p <= 0.0:
         return 0.0
     return 1.0 if p >= q else p / q
 
 
 def residual(p: Law, q: Law) -> Law:
-    """``norm(max(p − q, 0))``, the law that is left when a draft from q was rejected against p.
+    """``norm(max(p − q, 0))``, the law that remains after a draft from q was rejected against p.
 
-    Returns:
-        p itself when nothing is left: p and q are equal but for rounding, or p is the law of a row that cannot be read.
+    Returns p itself if nothing remains: p equals q except for rounding, or p is the law of an unreadable row.
     """
     left = np.maximum(p - q, 0.0)
     mass = float(left.sum())
@@ -55,19 +50,13 @@ def residual(p: Law, q: Law) -> Law:
 
 
 def select(tree: TokenTree, node: int, p: Law, accept: Dice) -> tuple[int | None, Law]:
-    """Test the candidates below a node in turn, each against the residual that the previous ones left of p.
+    """Test the candidates below a node in the order they were drawn, each against the residual of the earlier ones.
 
-    They are tested in the order they were drawn.  Any order that was fixed without looking at the tokens would do;
-    the drawn order is one, and draws without replacement allow no other, since a law is given its predecessors.
-
-    Args:
-        tree: the drafted tree.
-        node: the last accepted node.
-        p: the target's distribution after the node.
-        accept: dice of the tests.
+    Any order that is fixed before the tokens are known would do; draws without replacement need this one, since each
+    law depends on the draws before it.  ``p`` is the target's distribution after the node.
 
     Returns:
-        The accepted child, or None; and then the law of the next token.
+        The accepted child or None, and the law of the next token.
     """
     for candidate in tree.siblings(node):
         q, x = law(tree, candidate, len(p)), tree.tokens[candidate.node]
@@ -78,7 +67,7 @@ def select(tree: TokenTree, node: int, p: Law, accept: Dice) -> tuple[int | None
 
 
 def top_down(tree: TokenTree, rows: Rows) -> Verdict:
-    """Descend from the anchor into accepted children; where none is accepted, draw from the residual."""
+    """Descend from the anchor along accepted children; where none is accepted, draw from the residual."""
     p, accept, final = rows.probabilities, rows.dice(Purpose.ACCEPT), rows.dice(Purpose.FINAL)
     path: list[int] = []
     node = 0
@@ -91,7 +80,7 @@ def top_down(tree: TokenTree, rows: Rows) -> Verdict:
 
 
 def chain_of(tree: TokenTree) -> tuple[Candidate, ...]:
-    """The candidates of a chain, first draft first.
+    """Candidates of a chain, in order.
 
     Raises:
         ValueError: the tree branches, or a node was drawn more than once.

@@ -1,16 +1,16 @@
-"""The target's rows of one pass, sequence by sequence, for an acceptance rule."""
+"""The target's rows of one pass, for an acceptance rule, sequence by sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Final, NamedTuple, TypeVar
 
 import torch
 
 from outrider.errors import NumericsError
 from outrider.law import ERROR, Law, Laws, unreadable
-from outrider.sampling.best import check
+from outrider.sampling.best import UNDEFINED, check
 from outrider.sampling.distribution import softmax, undefined
 from outrider.sampling.noise import Purpose
 from outrider.sampling.sampler import Path, RequestSampler, RowToRank, chosen
@@ -18,48 +18,30 @@ from outrider.tree import TokenTree
 from outrider.verify.base import Answers, Dice, KeyedDice
 
 _TOGETHER: Final = 1 << 15
-"""Most probabilities that one softmax call computes."""
+"""Maximum probabilities in one softmax call."""
 _Answer = TypeVar("_Answer")
 
 
 class SharedArgmax:
-    """The argmax of every row of a pass, computed once if a plain greedy request needs it.
-
-    Args:
-        logits: float [rows, ≥ vocabulary].
-        vocabulary: number of valid columns.
-    """
+    """The argmax of all rows of a pass, float [rows, ≥ vocabulary]; computed once, when a greedy request reads it."""
 
     def __init__(self, logits: torch.Tensor, vocabulary: int) -> None:
         self._logits, self._vocabulary = logits, vocabulary
-
         self._best: tuple[list[int], list[bool]] | None = None
 
     def token(self, first: int, node: int) -> int:
-        """The best token of row ``first + node``.
-
-        Raises:
-            NumericsError: the row holds NaN or infinity.
-        """
+        """The best token of row ``first + node``; NumericsError if the row holds NaN or infinity."""
         if self._best is None:
             values, tokens = self._logits[:, : self._vocabulary].max(dim=1)
             self._best = tokens.tolist(), torch.isfinite(values).tolist()
         best, finite = self._best
         if not finite[first + node]:
-            raise NumericsError(
-                "the target's logits hold NaN or infinity, so the request ended; check the model and its dtype"
-            )
+            raise NumericsError(UNDEFINED)
         return best[first + node]
 
 
 class SharedLaws:
-    """The distributions of a pass's rows at one temperature, computed in blocks when needed.
-
-    Args:
-        logits: float [rows, ≥ vocabulary].
-        vocabulary: number of valid columns.
-        temperature: positive.
-    """
+    """The distributions of a pass's rows at one temperature, computed in blocks when they are read."""
 
     def __init__(self, logits: torch.Tensor, vocabulary: int, temperature: float) -> None:
         self._logits, self._vocabulary, self._temperature = logits, vocabulary, temperature
@@ -67,11 +49,7 @@ class SharedLaws:
         self._known: dict[int, Laws] = {}
 
     def law(self, first: int, node: int) -> Law:
-        """The distribution of row ``first + node``.
-
-        Raises:
-            NumericsError: the row holds NaN or infinity.
-        """
+        """The distribution of row ``first + node``; NumericsError if the row holds NaN or infinity."""
         row = first + node
         part, place = divmod(row, self._together)
         if part not in self._known:
@@ -86,19 +64,14 @@ class SharedLaws:
 
 
 class SharedAnchors:
-    """The tokens after the anchors of requests that sample: all chosen in one call, and only if one asks.
-
-    Args:
-        logits: float [rows of the pass, ≥ vocabulary].
-        sequences: of the pass.
-    """
+    """The tokens after the anchors of requests that sample, all chosen in one call, when the first is read."""
 
     def __init__(self, logits: torch.Tensor, sequences: Sequence[Asked]) -> None:
         self._logits, self._sequences = logits, sequences
         self._tokens: dict[int, int | None] | None = None
 
     def token(self, place: int) -> int | None:
-        """The token of one sequence; None where it must be asked alone."""
+        """The token of one sequence; None if it needs a call of its own."""
         if self._tokens is None:
             sampling = {at: one for at, one in enumerate(self._sequences) if not one.sampler.is_argmax}
             asked = [RowToRank(one.sampler, one.first, (), 1) for one in sampling.values()]
@@ -107,30 +80,24 @@ class SharedAnchors:
 
 
 class Shared(NamedTuple):
-    """Where a sequence's answers come from where one call serves a whole pass; None asks its own sampler."""
+    """Answers of calls that serve a whole pass; None uses the sequence's own sampler."""
 
     best: Callable[[int], int] | None = None
     """The argmax after a node, which is the token."""
     law: Callable[[int], Law] | None = None
     """The distribution after a node."""
     anchor: Callable[[], int | None] = lambda: None
-    """The token after the anchor; None where it must be asked alone."""
+    """The token after the anchor; None if it needs a call of its own."""
 
 
 ALONE: Final = Shared()
 
 
 class TargetRows:
-    """The target's rows for one sequence's tree, computed only where a rule looks.
+    """The target's rows for one sequence's tree, computed only where a rule reads them.
 
-    Args:
-        logits: float [rows of the pass, ≥ vocabulary].
-        tree: the tree that some of them answer.
-        sampler: turns rows into distributions.
-        round_number: the request's round, which keys the dice of ratio rules.
-        ended: whether the output ends on a draft path; rows after an end are not computed.
-        first: the anchor's row of the pass.
-        shared: answers that are computed for the whole pass at once.
+    ``logits`` are the pass's, float [rows, ≥ vocabulary]; ``first`` is the anchor's row.  ``ended`` says whether the
+    output ends on a draft path; rows after an end are not computed.  The round number keys the dice of ratio rules.
     """
 
     def __init__(
@@ -146,38 +113,26 @@ class TargetRows:
         self._logits, self._first, self.tree, self.sampler, self._round = logits, first, tree, sampler, round_number
         self._anchor = shared.anchor
         self.ended, self.choose, self.law = ended, shared.best or self._choose, shared.law or self._law
-        self._tokens: _Tokens | None = None
-        self._laws: _Laws | None = None
-        self._failures: dict[int, Exception] | None = None
 
     @property
     def logits(self) -> torch.Tensor:
         """Float [nodes, ≥ vocabulary]."""
         return self._logits[self._first : self._first + len(self.tree)]
 
-    @property
+    @cached_property
     def failures(self) -> dict[int, Exception]:
-        """The errors of unreadable rows, by node; rows after an end have none."""
-        if self._failures is None:
-            self._failures = {}
-        return self._failures
+        """Errors of unreadable rows, by node; rows after an end have none."""
+        return {}
 
-    @property
+    @cached_property
     def tokens(self) -> Answers[int]:
-        """The target's own token after each node; ``ERROR`` if there is none."""
-        if self._tokens is None:
-            self._tokens = _Tokens(self)
-        return self._tokens
+        return _Read(self, self.choose, lambda: ERROR)
 
-    @property
+    @cached_property
     def probabilities(self) -> Answers[Law]:
-        """The target's distribution after each node; all 0 if there is none."""
-        if self._laws is None:
-            self._laws = _Laws(self)
-        return self._laws
+        return _Read(self, self.law, lambda: unreadable(self.sampler.vocabulary))
 
     def dice(self, purpose: Purpose) -> Dice:
-        """Dice for one purpose in this round."""
         return KeyedDice(self.sampler.seed, self._round, self.sampler.choice, purpose)
 
     def read(self, node: int, answer: Callable[[int], _Answer], nothing: Callable[[], _Answer]) -> _Answer:
@@ -185,7 +140,7 @@ class TargetRows:
         try:
             if not (node and self.ended(self.tree.paths[node])):
                 return answer(node)
-        except Exception as error:  # noqa: BLE001 - an error belongs to this row and is kept with it
+        except Exception as error:  # noqa: BLE001 - the error belongs to this row alone
             self.failures[node] = error
         return nothing()
 
@@ -199,30 +154,19 @@ class TargetRows:
         return law
 
 
-class _Tokens(dict[int, int]):
-    """The target's own tokens by node, each computed once."""
+class _Read(dict[int, _Answer]):
+    """Answers by node, each computed once; ``nothing()`` for unreadable rows."""
 
-    def __init__(self, rows: TargetRows) -> None:
-        self._rows = rows
+    def __init__(self, rows: TargetRows, answer: Callable[[int], _Answer], nothing: Callable[[], _Answer]) -> None:
+        self._rows, self._answer, self._nothing = rows, answer, nothing
 
-    def __missing__(self, node: int) -> int:
-        self[node] = token = self._rows.read(node, self._rows.choose, lambda: ERROR)
-        return token
-
-
-class _Laws(dict[int, Law]):
-    """The target's distributions by node, each computed once."""
-
-    def __init__(self, rows: TargetRows) -> None:
-        self._rows = rows
-
-    def __missing__(self, node: int) -> Law:
-        self[node] = law = self._rows.read(node, self._rows.law, lambda: unreadable(self._rows.sampler.vocabulary))
-        return law
+    def __missing__(self, node: int) -> _Answer:
+        self[node] = answer = self._rows.read(node, self._answer, self._nothing)
+        return answer
 
 
 class Asked(NamedTuple):
-    """One sequence whose rows a rule will judge."""
+    """A sequence whose rows a rule reads."""
 
     first: int
     """Its first row among the pass's logits."""
@@ -234,13 +178,7 @@ class Asked(NamedTuple):
 
 
 def rows_of(logits: torch.Tensor, vocabulary: int, sequences: Sequence[Asked]) -> list[TargetRows]:
-    """Cut a pass's logits into each sequence's rows.
-
-    Args:
-        logits: float [wanted rows, ≥ vocabulary].
-        vocabulary: number of valid columns.
-        sequences: the sequences, in the order of their rows.
-    """
+    """Split a pass's logits, float [wanted rows, ≥ vocabulary], into each sequence's rows, in order."""
     best = SharedArgmax(logits, vocabulary)
     laws: dict[float, SharedLaws] = {}
     anchors = SharedAnchors(logits, sequences)

@@ -25,18 +25,18 @@ class _Visit:
     P: Law
     """Law of the token after the node, if the walk ends at it."""
     left: Iterator[Candidate]
-    """Draws below it that were not tried yet."""
+    """Draws below it that were not tested yet."""
     Q: Law
-    """Law of the draw that is tried now."""
+    """Law of the draw under test."""
 
 
 def walk(tree: TokenTree, p: Answers[Law], accept: Dice) -> tuple[list[int], Law]:
     """Walk over a tree, children before parents, up to the first node whose test succeeds.
 
-    Every node carries a share ``a`` and a law P: its subtree must end the walk with probability a, and the token
-    after the node must then have law P.  The root has ``a = 1`` and P = p.  A child x drawn from Q gets
-    ``a·P(x)/Q(x)``, at most 1, so it takes ``min(aP, Q)`` on average, and when it fails ``r = max(aP − Q, 0)`` is left
-    for its parent: with ``S = Σ r`` the parent goes on with ``a ← S / (S + 1 − a)`` and ``P ← r/S``.
+    Every node has a share ``a`` and a law P: the walk must end in its subtree with probability a, and the token after
+    the node must then have law P.  The root has ``a = 1`` and P = p.  A child x drawn from Q gets ``a·P(x)/Q(x)``, at
+    most 1, so it takes ``min(aP, Q)`` on average.  If it fails, ``r = max(aP − Q, 0)`` remains for its parent: with ``S
+    = Σ r`` the parent continues with ``a ← S / (S + 1 − a)`` and ``P ← r/S``.
 
     Returns:
         The nodes from the root to the end of the walk, and the law of the token after the last one.
@@ -73,8 +73,8 @@ def _rest(a: float, P: Law, Q: Law) -> tuple[float, Law]:
     r = np.maximum(a * P - Q, 0.0)
     S = float(r.sum())
     if S == 0.0:
-        # A row that cannot be read takes nothing from its children.  Else the node stays certain if it was: its child
-        # could not fail but for rounding.
+        # An unreadable row takes nothing from its children.  Otherwise a certain node stays certain: its child can only
+        # have failed by rounding.
         return (a if is_unreadable(P) or a == 1.0 else 0.0), P
     return S / (S + (1.0 - a)), r / S
 

@@ -28,12 +28,7 @@ def threshold(p: Law) -> float:
 
 
 def typical_path(tree: TokenTree, p: Answers[Law]) -> list[int]:
-    """The longest path whose tokens all exceed the threshold; among equally long ones, the most probable.
-
-    Args:
-        tree: the drafted tree.
-        p: the target's distribution after each node.
-    """
+    """The longest path whose tokens all exceed the threshold; of equally long ones, the most probable."""
     longest: tuple[int, float, list[int]] = (0, 0.0, [])
     open_paths: list[tuple[int, float, list[int]]] = [longest]
     while open_paths:

@@ -1,1 +1,1 @@
-"""Heads of other projects: one file for each format, which says what it recognises, how it is read and written."""
+"""Formats of other projects' heads, one per file: recognise, read and write."""

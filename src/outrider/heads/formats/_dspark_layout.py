@@ -1,4 +1,4 @@
-"""DSpark and DFlash in the formats that share their weights' names."""
+"""DSpark and DFlash weights, which two formats name alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.heads.dspark import DSparkConfig
 from outrider.heads.formats._shapes import (
     Weights,
     block_shape,
-    draft_ids,
+    draft_vocabulary,
     own_embedding_rows,
     renamed,
     size,
@@ -24,7 +24,7 @@ from outrider.heads.formats._untrusted_config import UntrustedConfig
 from outrider.heads.formats.base import Source
 
 CORRECTIONS: Final = {"markov": "vanilla", "gated": "gated", "rnn": "rnn"}
-"""Our words for a correction, and the formats'."""
+"""Our names of corrections to the formats'."""
 _GATE, _JOINT, _PREVIOUS = (
     "markov_head.gate_proj.weight",
     "markov_head.joint_proj.weight",
@@ -32,29 +32,29 @@ _GATE, _JOINT, _PREVIOUS = (
 )
 _CONFIDENCE: Final = "confidence_head.proj."
 _OLDER: Final = {"logit_head.": "", "markov_w": "markov_head.markov_w", "confidence_proj.": _CONFIDENCE}
-"""Beginnings of names in older files."""
+"""Name prefixes of older files to the current ones."""
 
 
 @dataclass(frozen=True)
 class DSparkFacts:
-    """What a format says beside its weights."""
+    """Values of a format's configuration."""
 
     network: UntrustedConfig
     """The blocks' configuration."""
     layers: tuple[int, ...]
-    """Target layers read, as we count them."""
+    """Target layers to read, in our numbering."""
     slots: int
     mask_id: int
     draft_from_anchor: bool
     target: TargetFacts
-    """Its width is not known yet."""
+    """Its width comes from the weights."""
 
 
 def read_head(source: Source, reading: DSparkFacts) -> HeadCheckpoint:
-    """A head, once its format has said what it says.
+    """Make a head from its weights and its configuration.
 
     Raises:
-        ModelError: weights and configuration do not agree.
+        ModelError: they disagree.
     """
     name, network = source.name, reading.network
     weights = renamed(source.files.read(source.files.names), _newer)
@@ -67,11 +67,7 @@ def read_head(source: Source, reading: DSparkFacts) -> HeadCheckpoint:
             f"of {shape.width} do not make"
         )
     read = columns // len(reading.layers)
-    drafted = size(name, weights, "lm_head.weight")[0] if "lm_head.weight" in weights else 0
-    if drafted:
-        weights["ids"] = draft_ids(name, weights, vocabulary, drafted)
-    elif "d2t" in weights:
-        raise ModelError(f"{name}: its weights hold nothing for 'lm_head.weight', which its reduced vocabulary needs")
+    drafted = draft_vocabulary(name, weights, vocabulary)
     correction, rank = _correction(name, weights)
     confidence = f"{_CONFIDENCE}weight" in weights
     config = DSparkConfig(
@@ -110,7 +106,7 @@ def _ours(name: str) -> str:
 
 
 def _correction(name: str, weights: Mapping[str, torch.Tensor]) -> tuple[str, int]:
-    """Our word for the correction, and its rank."""
+    """Our name of the correction, and its rank."""
     if _PREVIOUS not in weights:
         return "independent", 0
     kind = "gated" if _GATE in weights else "rnn" if _JOINT in weights else "markov"
@@ -120,12 +116,12 @@ def _correction(name: str, weights: Mapping[str, torch.Tensor]) -> tuple[str, in
 def _reads_correction(name: str, weights: Mapping[str, torch.Tensor], width: int, rank: int) -> bool:
     columns = size(name, weights, f"{_CONFIDENCE}weight")[1]
     if columns not in (width, width + rank):
-        raise ModelError(f"{name}: its confidence reads {columns} numbers where {width} or {width + rank} are due")
+        raise ModelError(f"{name}: its confidence reads {columns} numbers instead of {width} or {width + rank}")
     return rank > 0 and columns == width + rank
 
 
 def written(checkpoint: HeadCheckpoint) -> Weights:
-    """The weights under the formats' names, without those of a reduced vocabulary."""
+    """Rename the weights to the formats' names, without those of a draft vocabulary."""
     weights = renamed(
         {name: tensor for name, tensor in checkpoint.tensors.items() if name != "ids"},
         lambda name: name.replace("confidence_head.", _CONFIDENCE),
@@ -134,5 +130,5 @@ def written(checkpoint: HeadCheckpoint) -> Weights:
 
 
 def left_out(config: DSparkConfig) -> tuple[str, ...]:
-    """What no format has a place for."""
+    """What no format can hold."""
     return ("what confidences are divided by, slot by slot",) if config.temperatures else ()

@@ -1,4 +1,4 @@
-"""EAGLE-3 in the formats that share its weights' names: what is called what, and what it says of the network."""
+"""EAGLE-3 weights, which several formats name alike."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.heads.eagle3 import Eagle3Config
 from outrider.heads.formats._shapes import (
     Weights,
     block_shape,
-    draft_ids,
+    draft_vocabulary,
     own_embedding_rows,
     renamed,
     size,
@@ -26,26 +26,26 @@ _NAMES = {"fc_norm.": "feature_norms.", "input_norm.": "joined_norm.", "layers.0
 
 @dataclass(frozen=True)
 class Eagle3Facts:
-    """What a format says beside its weights."""
+    """Values of a format's configuration."""
 
     network: UntrustedConfig
     """The block's configuration."""
     layers: tuple[int, ...] = ()
-    """Target layers read, as we count them; empty where only the target can tell."""
+    """Target layers to read, in our numbering; empty if they follow from the target's depth."""
     layers_of: Callable[[int], tuple[int, ...]] | None = None
     target: str = ""
 
 
 def usual_layers(layers: int) -> tuple[int, ...]:
-    """Where nothing is said, rows are caught on their way into layers 2, L // 2 and L − 3: outputs before them."""
+    """Default layers: the inputs of layers 2, L // 2 and L − 3, so the outputs of those before them."""
     return (1, layers // 2 - 1, layers - 4)
 
 
 def read_head(source: Source, reading: Eagle3Facts) -> HeadCheckpoint:
-    """A head, once its format has said what it says.
+    """Make a head from its weights and its configuration.
 
     Raises:
-        ModelError: weights and configuration do not agree.
+        ModelError: they disagree.
     """
     told, name = source.told, source.name
     weights = renamed(source.files.read(source.files.names), _ours)
@@ -57,15 +57,12 @@ def read_head(source: Source, reading: Eagle3Facts) -> HeadCheckpoint:
     due = told.number("target_hidden_size", reading.network.number("target_hidden_size", shape.width))
     if rows != shape.width or columns != places * due:
         raise ModelError(
-            f"{name}: 'fc.weight' has the shape {[rows, columns]} where {[shape.width, places * due]} is due: "
+            f"{name}: 'fc.weight' has the shape {[rows, columns]} instead of {[shape.width, places * due]}: "
             f"{places} layers of {due}"
         )
-    drafted = size(name, weights, "lm_head.weight")[0] if "lm_head.weight" in weights else 0
-    _check_drafted(told, drafted)
-    if drafted:
-        weights["ids"] = draft_ids(name, weights, vocabulary, drafted)
-    elif "d2t" in weights:
-        raise ModelError(f"{name}: its weights hold nothing for 'lm_head.weight', which its reduced vocabulary needs")
+    drafted = draft_vocabulary(name, weights, vocabulary)
+    if drafted and (said := told.number("draft_vocab_size", drafted, low=0)) != drafted:
+        raise ModelError(f"{name}: 'draft_vocab_size' says {said}, and its LM head has {drafted} rows")
     config = Eagle3Config(
         block=shape,
         hidden_layers=reading.layers,
@@ -82,12 +79,6 @@ def read_head(source: Source, reading: Eagle3Facts) -> HeadCheckpoint:
     return HeadCheckpoint("eagle3", config, target, weights, name=name, layers_of=reading.layers_of)
 
 
-def _check_drafted(told: UntrustedConfig, drafted: int) -> None:
-    said = told.number("draft_vocab_size", drafted, low=0)
-    if drafted and said != drafted:
-        raise ModelError(f"{told.name}: 'draft_vocab_size' says {said}, and its LM head has {drafted} rows")
-
-
 def _ours(name: str) -> str:
     plain = name.removeprefix("model.")
     return next(
@@ -96,12 +87,7 @@ def _ours(name: str) -> str:
 
 
 def written(checkpoint: HeadCheckpoint, block: str) -> Weights:
-    """The weights under the formats' names.
-
-    Args:
-        checkpoint: the head.
-        block: what the names of its block begin with.
-    """
+    """Rename the weights to the formats' names; ``block`` is the prefix of its block's names."""
     back = {ours: theirs for theirs, ours in _NAMES.items()} | {"midlayer.": block}
 
     def theirs(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What formats have in common: the shape of a decoder block, rotations, reduced vocabularies, names of weights."""
+"""Shared by formats: shapes of decoder blocks, rotary embeddings, draft vocabularies, weight names."""
 
 from __future__ import annotations
 
@@ -20,29 +20,26 @@ _SLIDING: Final = "sliding_attention"
 
 
 def size(name: str, weights: Mapping[str, torch.Tensor], key: str, dimensions: int = 2) -> tuple[int, ...]:
-    """The shape of a weight.
+    """Shape of a weight.
 
     Raises:
-        ModelError: there is none of that name, or it has other dimensions.
+        ModelError: there is no such weight, or it has another number of dimensions.
     """
     if key not in weights:
-        raise ModelError(f"{name}: its weights hold nothing for {key!r}")
+        raise ModelError(f"{name}: its weights do not contain {key!r}")
     shape = tuple(weights[key].shape)
     if len(shape) != dimensions or 0 in shape:
-        raise ModelError(f"{name}: {key!r} has the shape {list(shape)}, which is no {dimensions}-dimensional one")
+        raise ModelError(f"{name}: {key!r} has the shape {list(shape)}, not {dimensions} dimensions")
     return shape
 
 
 def block_shape(told: UntrustedConfig, weights: Mapping[str, torch.Tensor], block: str) -> BlockShape:
-    """The shape of a decoder block, from its weights as far as they show it.
+    """Read a decoder block's shape from its weights and its network's configuration.
 
-    Args:
-        told: the configuration of the network the block belongs to.
-        weights: under the format's or our names.
-        block: what their names begin with, the dot included.
+    ``block`` is the prefix of its weights' names, dot included.
 
     Raises:
-        ModelError: weights and configuration do not agree, or the block does what heads cannot.
+        ModelError: weights and configuration disagree, or the block needs something that heads do not support.
     """
     _check_plain(told)
     queries, _ = size(told.name, weights, f"{block}self_attn.q_proj.weight")
@@ -60,7 +57,7 @@ def block_shape(told: UntrustedConfig, weights: Mapping[str, torch.Tensor], bloc
         ("intermediate_size", told.number("intermediate_size", inner), inner),
     ):
         if due != found:
-            raise ModelError(f"{told.name}: by {key!r} a size of its block is {due}, and by the weights it is {found}")
+            raise ModelError(f"{told.name}: {key!r} gives its block a size of {due}, but the weights have {found}")
     if heads % key_heads or head_width % 2:
         raise ModelError(f"{told.name}: {heads} heads of {head_width} cannot share {key_heads} key heads")
     shape = BlockShape(
@@ -82,16 +79,16 @@ def block_shape(told: UntrustedConfig, weights: Mapping[str, torch.Tensor], bloc
 
 def _check_plain(told: UntrustedConfig) -> None:
     if (activation := told.text("hidden_act", _ACTIVATION)) != _ACTIVATION:
-        raise ModelError(f"{told.name}: its activation is {activation!r}, and heads here have {_ACTIVATION!r}")
+        raise ModelError(f"{told.name}: its activation is {activation!r}, but heads have {_ACTIVATION!r}")
     if _SLIDING in told.texts("layer_types"):
-        raise ModelError(f"{told.name}: some of its layers see only a sliding window, which heads here do not")
+        raise ModelError(f"{told.name}: some of its layers see only a sliding window, which heads do not support")
 
 
 def rotation(told: UntrustedConfig) -> dict[str, Any]:
-    """What transformers calls ``rope_parameters``, from that or from ``rope_theta`` and ``rope_scaling``.
+    """Make transformers' ``rope_parameters``, from them or from ``rope_theta`` and ``rope_scaling``.
 
     Raises:
-        ModelError: it is of a kind that heads do not have.
+        ModelError: heads do not support this kind.
     """
     newer = told.part("rope_parameters")
     if isinstance(newer.values.get("full_attention"), dict):
@@ -99,10 +96,10 @@ def rotation(told: UntrustedConfig) -> dict[str, Any]:
     given = newer.over(told.part("rope_scaling"))
     kind = given.text("rope_type", given.text("type", "default"))
     if kind not in _ROTATIONS or given.says("mrope_section"):
-        raise ModelError(f"{told.name}: its rotation is of the kind {kind!r}, which heads here do not have")
+        raise ModelError(f"{told.name}: its rotary embedding is of the kind {kind!r}, which heads do not support")
     share = given.fraction("partial_rotary_factor", told.fraction("partial_rotary_factor", 1.0))
     if share != 1.0:
-        raise ModelError(f"{told.name}: it turns only {share:g} of each head, and heads here turn all of it")
+        raise ModelError(f"{told.name}: it rotates only {share:g} of each head, but heads rotate all of it")
     rest = {key: value for key, value in given.values.items() if key not in ("type", "partial_rotary_factor")}
     theta = given.fraction("rope_theta", told.fraction("rope_theta", 10000.0))
     return {**rest, "rope_type": kind, "rope_theta": theta}
@@ -112,21 +109,21 @@ def _check_rotation(name: str, shape: BlockShape) -> None:
     try:
         frequencies, scale = Rotary(shape).rotation
         usable = bool(frequencies.isfinite().all()) and abs(scale) < float("inf")
-    except Exception as error:  # transformers raises whatever wrong values make it
+    except Exception as error:  # for wrong values, transformers may raise anything
         raise ModelError(f"{name}: its rotation {dict(shape.rope)} cannot be made: {type(error).__name__}") from error
     if not usable or len(frequencies) * 2 != shape.head_width:
         raise ModelError(f"{name}: its rotation {dict(shape.rope)} gives no usable angles")
 
 
 def told_rotation(shape: BlockShape) -> dict[str, Any]:
-    """A rotation in the older spelling, which every reader knows."""
+    """Write rotary parameters in the older form, which every reader knows."""
     rest = {key: value for key, value in shape.rope.items() if key != "rope_theta"}
     scaling = None if rest.get("rope_type", "default") == "default" else rest
     return {"rope_theta": shape.rope["rope_theta"], "rope_scaling": scaling}
 
 
 def told_block(shape: BlockShape, layers: int, vocabulary: int) -> dict[str, Any]:
-    """The configuration of a network of such blocks, as transformers has it."""
+    """Write a network's configuration as transformers does."""
     return {
         "hidden_size": shape.width,
         "intermediate_size": shape.inner,
@@ -146,7 +143,7 @@ def told_block(shape: BlockShape, layers: int, vocabulary: int) -> dict[str, Any
 
 
 def with_biases(weights: Weights, shape: BlockShape) -> Weights:
-    """Zeros for the biases that transformers' one switch asks for and a block has not."""
+    """Add zeros for missing biases: transformers has one switch for all of a block's."""
     made = dict(weights)
     if shape.projection_bias or shape.output_bias:
         for key, weight in weights.items():
@@ -156,27 +153,30 @@ def with_biases(weights: Weights, shape: BlockShape) -> Weights:
     return made
 
 
-def draft_ids(name: str, weights: Weights, vocabulary: int, drafted: int) -> torch.Tensor:
-    """Target ids of the tokens that can be drafted; ``d2t`` and ``t2d`` are taken out of the weights.
-
-    ``d2t`` holds how far a target id is from the draft id, not the target id.
-
-    Args:
-        name: of the head, for messages.
-        weights: under the format's names.
-        vocabulary: the target's.
-        drafted: rows of the LM head.
+def draft_vocabulary(name: str, weights: Weights, vocabulary: int) -> int:
+    """Read the size of the draft vocabulary; 0 if the head has no LM head.  ``ids`` replace ``d2t`` and ``t2d``.
 
     Raises:
-        ModelError: it is missing though the vocabulary is reduced, or says what cannot be.
+        ModelError: the weights name no tokens, or impossible ones.
     """
+    if "lm_head.weight" in weights:
+        drafted = size(name, weights, "lm_head.weight")[0]
+        weights["ids"] = _draft_ids(name, weights, vocabulary, drafted)
+        return drafted
+    if "d2t" in weights:
+        raise ModelError(f"{name}: its weights do not contain 'lm_head.weight', which its reduced vocabulary needs")
+    return 0
+
+
+def _draft_ids(name: str, weights: Weights, vocabulary: int, drafted: int) -> torch.Tensor:
+    """Target ids of the draft vocabulary; ``d2t`` holds the difference between a target id and its draft id."""
     offsets, members = weights.pop("d2t", None), weights.pop("t2d", None)
     if offsets is None:
         if drafted != vocabulary:
             raise ModelError(f"{name}: it drafts {drafted} of {vocabulary} tokens, and no 'd2t' says which")
         return torch.arange(drafted)
     if offsets.shape != (drafted,) or offsets.is_floating_point():
-        raise ModelError(f"{name}: 'd2t' has the shape {list(offsets.shape)} where {[drafted]} whole numbers are due")
+        raise ModelError(f"{name}: 'd2t' has the shape {list(offsets.shape)} instead of {[drafted]} whole numbers")
     ids: torch.Tensor = torch.arange(drafted) + offsets.long()
     if int(ids.min()) < 0 or int(ids.max()) >= vocabulary or len(ids.unique()) < drafted:
         raise ModelError(f"{name}: 'd2t' does not lead to {drafted} different tokens of {vocabulary}")
@@ -191,14 +191,14 @@ def _are_members(ids: torch.Tensor, members: torch.Tensor, vocabulary: int) -> b
 
 
 def told_ids(checkpoint: HeadCheckpoint) -> Weights:
-    """``d2t`` and ``t2d`` of a head with a vocabulary of its own.
+    """Make ``d2t`` and ``t2d`` of a head with a draft vocabulary.
 
     Raises:
-        ConfigError: the ids do not rise, which readers take for granted.
+        ConfigError: the ids are not ascending, as readers expect.
     """
     ids, vocabulary = checkpoint.tensors["ids"], checkpoint.target.vocabulary
     if len(ids) > 1 and int(ids.diff().min()) <= 0:
-        raise ConfigError(f"{checkpoint.name} cannot be exported: the ids of its draft vocabulary do not rise")
+        raise ConfigError(f"{checkpoint.name} cannot be exported: the ids of its draft vocabulary are not ascending")
     if int(ids.max()) >= vocabulary:
         raise ConfigError(f"{checkpoint.name} drafts the token {int(ids.max())}, and its target has {vocabulary}")
     members = torch.zeros(vocabulary, dtype=torch.bool)
@@ -207,15 +207,10 @@ def told_ids(checkpoint: HeadCheckpoint) -> Weights:
 
 
 def refuse(checkpoint: HeadCheckpoint, to: str, hurdles: Mapping[str, bool]) -> None:
-    """Refuse a head that a format cannot hold.
-
-    Args:
-        checkpoint: the head.
-        to: the format.
-        hurdles: what the head has that the format has no place for, and whether it has it.
+    """Refuse a head that a format cannot hold; ``hurdles`` says which of its obstacles the head has.
 
     Raises:
-        ConfigError: naming the first.
+        ConfigError: the head has one; the message names the first.
     """
     for hurdle, met in hurdles.items():
         if met:
@@ -223,31 +218,27 @@ def refuse(checkpoint: HeadCheckpoint, to: str, hurdles: Mapping[str, bool]) -> 
 
 
 def known_vocabulary(checkpoint: HeadCheckpoint) -> int:
-    """The target's vocabulary.
+    """Size of the target's vocabulary.
 
     Raises:
-        ConfigError: the head does not say.
+        ConfigError: the head does not name it.
     """
     if not checkpoint.target.vocabulary:
-        raise ConfigError(f"{checkpoint.name} cannot be exported: it does not say how large its target's vocabulary is")
+        raise ConfigError(f"{checkpoint.name} cannot be exported: it does not name the size of its target's vocabulary")
     return checkpoint.target.vocabulary
 
 
 def renamed(weights: Mapping[str, torch.Tensor], rename: Callable[[str], str]) -> Weights:
-    """The weights under other names."""
+    """Rename weights."""
     return {rename(name): tensor for name, tensor in weights.items()}
 
 
 def own_embedding_rows(
     name: str, weights: Mapping[str, torch.Tensor], shape: tuple[int, int], target_width: int
 ) -> int:
-    """Rows of the embedding a head brings; 0 where it takes the target's.
+    """Rows of a head's own embedding; 0 if it uses the target's.
 
-    Args:
-        name: of the head, for messages.
-        weights: under the format's or our names.
-        shape: what the embedding's is to be: the target's vocabulary, and the width of the head's rows.
-        target_width: of the target's rows.
+    Its expected shape is the target's vocabulary and the width of the head's rows.
 
     Raises:
         ModelError: it has another shape, or is missing though the target's has another width.
@@ -256,10 +247,10 @@ def own_embedding_rows(
     if "embed_tokens.weight" not in weights:
         if width != target_width:
             raise ModelError(
-                f"{name}: its rows are {width} wide and its target's {target_width}, so that it needs an embedding of "
-                "its own, which it does not bring"
+                f"{name}: its rows are {width} wide and its target's {target_width}, so it needs an embedding of its "
+                "own, but has none"
             )
         return 0
     if (found := size(name, weights, "embed_tokens.weight")) != shape:
-        raise ModelError(f"{name}: 'embed_tokens.weight' has the shape {list(found)} where {list(shape)} is due")
+        raise ModelError(f"{name}: 'embed_tokens.weight' has the shape {list(found)} instead of {list(shape)}")
     return shape[0]

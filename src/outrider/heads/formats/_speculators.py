@@ -1,4 +1,4 @@
-"""What the formats of vLLM's ``speculators`` have in common: https://github.com/vllm-project/speculators."""
+"""Shared by the formats of vLLM's ``speculators``: https://github.com/vllm-project/speculators."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _VERSION: Final = "0.9.0"
 
 
 def network(told: UntrustedConfig) -> UntrustedConfig:
-    """The configuration of the blocks.
+    """Configuration of the blocks.
 
     Raises:
         ModelError: there is none.
     """
     if not told.says("transformer_layer_config"):
-        raise ModelError(f"{told.name}: its configuration does not say 'transformer_layer_config'")
+        raise ModelError(f"{told.name}: its configuration has no 'transformer_layer_config'")
     return told.part("transformer_layer_config")
 
 
 def verifier(told: UntrustedConfig) -> str:
-    """What the target is called."""
+    """Name of the target."""
     return told.part("speculators_config").part("verifier").text("name_or_path")
 
 
 def layers_of_ids(told: UntrustedConfig, key: str) -> tuple[int, ...]:
-    """Target layers as we count them, by their outputs; empty where nothing is said.
+    """Target layers in our numbering, by outputs; empty if there are none.
 
     Raises:
         ModelError: the embedding is among them.
@@ -39,23 +39,15 @@ def layers_of_ids(told: UntrustedConfig, key: str) -> tuple[int, ...]:
         return ()
     ids = told.numbers(key)
     if min(ids) < 1:
-        raise ModelError(
-            f"{told.name}: {key!r} names layer {min(ids)}, and heads here read outputs of blocks: from 1 on"
-        )
+        raise ModelError(f"{told.name}: {key!r} names layer {min(ids)}, but heads read outputs of blocks: from 1 on")
     return tuple(each - 1 for each in ids)
 
 
 def told_speculator(checkpoint: HeadCheckpoint, kind: str, architectures: Sequence[str], drafts: int) -> dict[str, Any]:
-    """What every configuration of the format begins with.
-
-    Args:
-        checkpoint: the head.
-        kind: the format's word for it.
-        architectures: the format's words for its network.
-        drafts: tokens drafted per round.
+    """Write the keys that all configurations of the format share.
 
     Raises:
-        ConfigError: the head does not say what its target is called, which readers of the format fetch weights from.
+        ConfigError: the head does not name its target, from which readers of the format load weights.
     """
     if not checkpoint.target.name:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a configuration of another project says, read with suspicion."""
+"""Checked reading of another project's configuration."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ _MOST: Final = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class UntrustedConfig:
-    """A JSON object whose values are checked when they are asked for; null counts as not said.
+    """A head's JSON object whose values are checked when they are read; null counts as missing.
 
-    Args:
-        name: of the head, for messages.
-        values: the object.
+    Every method raises :class:`outrider.errors.ModelError` for a value of another type, or one that is missing and has
+    no default.
     """
 
     name: str
@@ -28,93 +27,56 @@ class UntrustedConfig:
         return self.values.get(key) is not None
 
     def number(self, key: str, default: int | None = None, *, low: int = 1) -> int:
-        """A whole number.
-
-        Args:
-            key: its name.
-            default: where nothing is said; None refuses that.
-            low: the least it may be.
-
-        Raises:
-            ModelError: it is missing, not a whole number or out of bounds.
-        """
+        """Read a whole number of at least ``low``."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= _MOST:
             raise self._wrong(key, f"a whole number of at least {low}")
         return value
 
     def fraction(self, key: str, default: float) -> float:
-        """A positive number.
-
-        Raises:
-            ModelError: it is none.
-        """
+        """Read a positive number."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
             raise self._wrong(key, "a positive number")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """A yes or no.
-
-        Raises:
-            ModelError: it is neither.
-        """
+        """Read a boolean."""
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise self._wrong(key, "true or false")
         return value
 
     def text(self, key: str, default: str = "") -> str:
-        """A text.
-
-        Raises:
-            ModelError: it is none.
-        """
+        """Read a string."""
         value = self._value(key, default)
         if not isinstance(value, str):
             raise self._wrong(key, "a text")
         return value
 
     def numbers(self, key: str) -> tuple[int, ...]:
-        """Whole numbers, of which there is at least one.
-
-        Raises:
-            ModelError: it is something else.
-        """
+        """Read a list of at least one whole number."""
         value = self._value(key, None)
-        if (
-            not isinstance(value, list)
-            or not value
-            or not all(type(each) is int and abs(each) < _MOST for each in value)
-        ):
-            raise self._wrong(key, "a list of whole numbers")
-        return tuple(value)
+        if isinstance(value, list) and value and all(type(each) is int and abs(each) < _MOST for each in value):
+            return tuple(value)
+        raise self._wrong(key, "a list of whole numbers")
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Texts; none where nothing is said.
-
-        Raises:
-            ModelError: it is something else.
-        """
+        """Read a list of strings; empty if it is missing."""
         value = self._value(key, [])
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise self._wrong(key, "a list of texts")
         return tuple(value)
 
     def part(self, key: str) -> UntrustedConfig:
-        """An object inside this one; empty where nothing is said.
-
-        Raises:
-            ModelError: it is something else.
-        """
+        """Read an object inside this one; empty if it is missing."""
         value = self._value(key, {})
         if not isinstance(value, dict):
             raise self._wrong(key, "an object")
         return UntrustedConfig(self.name, value)
 
     def over(self, other: UntrustedConfig) -> UntrustedConfig:
-        """This object, with another one for what it does not say."""
+        """Fill this object's missing values from another one."""
         said = {key: value for key, value in self.values.items() if value is not None}
         return UntrustedConfig(self.name, {**other.values, **said})
 
@@ -122,7 +84,7 @@ class UntrustedConfig:
         value = self.values.get(key)
         if value is None:
             if default is None:
-                raise ModelError(f"{self.name}: its configuration does not say {key!r}")
+                raise ModelError(f"{self.name}: its configuration has no {key!r}")
             return default
         return value
 

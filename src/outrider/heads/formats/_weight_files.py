@@ -1,4 +1,4 @@
-"""The files that other projects keep weights in, whichever of their names and kinds they have."""
+"""Weight files of other projects: safetensors or pickled, whole or in shards."""
 
 from __future__ import annotations
 
@@ -21,14 +21,11 @@ _WHOLE: Final = (
 )
 _INDEXED: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _USELESS: Final = "rotary_emb.inv_freq"
-"""Old writers kept this; it follows from the configuration."""
+"""Stored by old writers; computed from the configuration instead."""
 
 
 class WeightFiles:
-    """The weights of a folder; only what is asked for is read where the files allow it.
-
-    Args:
-        folder: of a head.
+    """The weights in a head's folder; from safetensors, only the requested ones are read.
 
     Raises:
         ModelError: there are none, or their names cannot be read.
@@ -41,11 +38,11 @@ class WeightFiles:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """What the weights are called."""
+        """Names of the weights."""
         return frozenset(name for name in self._where if not name.endswith(_USELESS))
 
     def read(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """Some of the weights, floats in fp32.
+        """Read some weights, floats as fp32.
 
         Raises:
             ModelError: a file cannot be read.
@@ -99,7 +96,7 @@ class WeightFiles:
         if file not in self._whole:
             try:
                 held: Any = torch.load(file, map_location="cpu", weights_only=True)
-            except Exception as error:  # a broken pickle makes torch raise whatever it likes
+            except Exception as error:  # a broken pickle may raise anything
                 raise self._unreadable(file, error) from error
             if not isinstance(held, dict) or not all(
                 isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in held.items()

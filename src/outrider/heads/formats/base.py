@@ -1,7 +1,7 @@
-"""What a format of another project is, and which there are.
+"""Read and write heads in other projects' formats.
 
-A format is one file in this package with a ``FORMAT``.  Reading and writing translate between its names, its
-configuration and its way of counting layers, and ours; no network is built for it.
+A format is one file in this package with a ``FORMAT``.  It translates weight names, configuration and layer numbers to
+ours and back, without building a network.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ class Exported:
     config: Mapping[str, Any]
     tensors: Mapping[str, torch.Tensor]
     left_out: tuple[str, ...] = ()
-    """What the format has no place for and a reader can do without, for people."""
+    """For people: what the format cannot hold, and a reader does not need."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """How another project keeps one kind of head."""
+    """How another project stores one kind of head."""
 
     title: str
     recognises: Callable[[Mapping[str, Any], Collection[str]], bool]
-    """Whether a configuration and the names of its weights are in this format."""
+    """Whether a configuration and its weights' names are in this format."""
     read: Callable[[Source], HeadCheckpoint]
     kind: str = ""
-    """The kind of head that can be written; empty writes none."""
+    """The kind of head that can be written; empty if none can."""
     exported_as: tuple[str, ...] = ()
-    """What the format is called where heads are written in it."""
+    """Names of the format for export."""
     write: Callable[[HeadCheckpoint, str], Exported] | None = None
-    """Takes the head and the name it is exported under."""
+    """Takes the head and the name of the format."""
 
 
 @cache
 def formats() -> tuple[Format, ...]:
-    """Every format there is."""
+    """All formats."""
     from outrider.heads import formats as package
 
     names = [module.name for module in pkgutil.iter_modules(package.__path__)]
@@ -69,14 +69,10 @@ def formats() -> tuple[Format, ...]:
 
 
 def read_foreign(folder: Path, told: Mapping[str, Any]) -> HeadCheckpoint:
-    """Read a head in a format of another project.
-
-    Args:
-        folder: where its files are.
-        told: its ``config.json``.
+    """Read a head in another project's format, from its folder and its ``config.json``.
 
     Raises:
-        ModelError: it is in no format known here, or not as its format asks; in one sentence.
+        ModelError: its format is not known, or its files do not fit the format.
     """
     files = WeightFiles(folder)
     for each in formats():
@@ -84,25 +80,20 @@ def read_foreign(folder: Path, told: Mapping[str, Any]) -> HeadCheckpoint:
             return each.read(Source(folder.name, UntrustedConfig(folder.name, told), files))
     if kind := told.get("model_type"):
         raise ModelError(
-            f"{folder.name} is a whole model of the type {kind!r} and no head: engines that read transformers' folders "
-            "read it as it is"
+            f"{folder.name} is a whole model of the type {kind!r} and no head; engines that read transformers' folders "
+            "can load it"
         )
     titles = ", ".join(each.title for each in formats())
-    raise ModelError(f"{folder.name} holds a head in no format known here; there are Outrider's own, {titles}")
+    raise ModelError(f"{folder.name} holds a head in an unknown format; known are Outrider's own, {titles}")
 
 
 def destinations() -> list[str]:
-    """What heads can be exported as."""
+    """Names of the formats that heads can be exported to."""
     return sorted({name for each in formats() for name in each.exported_as})
 
 
 def export(checkpoint: HeadCheckpoint, to: str, folder: Path) -> Exported:
-    """Write a head in a format of another project; the folder is made.
-
-    Args:
-        checkpoint: the head.
-        to: which format.
-        folder: gets ``config.json`` and ``model.safetensors``.
+    """Write a head in another project's format; the folder is created.
 
     Raises:
         ConfigError: there is no such format, it cannot hold the head, or the folder cannot be written.

@@ -1,8 +1,8 @@
 """DSpark and DFlash with a Qwen3-like ``config.json``: DeepSpec's, SpecForge's and z-lab's.
 
 Sources: https://github.com/deepseek-ai/DeepSpec, https://github.com/sgl-project/SpecForge,
-https://github.com/z-lab/dflash.  All name target layers by their outputs, as we do.  What DeepSpec says at the top
-of its configuration the others say in its ``dflash_config``.
+https://github.com/z-lab/dflash.  All number target layers by their outputs, as we do.  Some keys that DeepSpec has at
+the top level are in ``dflash_config`` in the others.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from outrider.heads.formats._untrusted_config import UntrustedConfig
 from outrider.heads.formats.base import Exported, Format, Source
 
 _ANCHORED: Final = "DSpark"
-"""In the name of a network whose anchor's slot drafts the first token."""
+"""Part of a network's name if the anchor's slot drafts the first token."""
 _HEADS: Final = {"", "dspark"}
-"""Words for what follows the blocks, of those that say it, which heads here have too."""
+"""Supported values of ``projector_type``, which names what follows the blocks."""
 
 
 def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether a source is of this format."""
+    """Whether a configuration and its weights' names are in this format."""
     return "speculators_model_type" not in told and {
         "hidden_norm.weight",
         "fc.weight",
@@ -34,7 +34,7 @@ def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
 
 
 def read(source: Source) -> HeadCheckpoint:
-    """Read the head in a source of this format."""
+    """Read a head in this format."""
     told = source.told.part("dflash_config").over(source.told)
     _check_served(told)
     architectures = source.told.texts("architectures")
@@ -53,23 +53,23 @@ def read(source: Source) -> HeadCheckpoint:
 def _check_served(told: UntrustedConfig) -> None:
     projector, mode = told.text("projector_type"), told.text("attention_mode", "gqa")
     if projector not in _HEADS | {"dflash"}:
-        raise ModelError(f"{told.name}: what follows its blocks is {projector!r}, which heads here do not have")
+        raise ModelError(f"{told.name}: its projector type is {projector!r}, which heads do not support")
     if mode not in ("gqa", "mha") or told.flag("causal") or told.says("attention_modes"):
-        raise ModelError(f"{told.name}: its attention is not the one in which a block's slots all see each other")
+        raise ModelError(f"{told.name}: its attention does not let all slots of a block see each other")
 
 
 def _layers(told: UntrustedConfig) -> tuple[int, ...]:
     """Target layers, by their outputs.
 
-    Where nothing is said they are spread evenly from the second to the third from the end.  The last block's output is
-    read through transformers' ``hidden_states``, where it is normed already.
+    By default they are spread evenly from the second to the third from the end.  The last block's output comes from
+    transformers' ``hidden_states``, which holds it after the final norm.
     """
     depth = told.number("num_target_layers", 0, low=0)
     if not told.says("target_layer_ids"):
         return _spread(told.number("num_target_layers", low=4), told.number("num_hidden_layers"))
     layers = told.numbers("target_layer_ids")
     if min(layers) < 0:
-        raise ModelError(f"{told.name}: it reads the target's embedding, and heads here read outputs of blocks")
+        raise ModelError(f"{told.name}: it reads the target's embedding, but heads read outputs of blocks")
     last = depth - 1 if depth and not told.says("projector_type") else -1
     return tuple(depth if layer == last else layer for layer in layers)
 

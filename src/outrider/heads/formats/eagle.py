@@ -28,7 +28,7 @@ TO: Final = "the EAGLE format"
 
 
 def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether a source is of this format."""
+    """Whether a configuration and its weights' names are in this format."""
     plain = {name.removeprefix("model.") for name in names}
     others = {"hidden_norm.weight", "layers.0.hidden_norm.weight", "midlayer.hidden_norm.weight"}
     return (
@@ -39,14 +39,12 @@ def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
 
 
 def read(source: Source) -> HeadCheckpoint:
-    """Read the head in a source of this format."""
+    """Read a head in this format."""
     told, name = source.told, source.name
     weights = renamed(source.files.read(source.files.names), lambda key: key.removeprefix("model."))
     shape = block_shape(told, weights, "layers.0.")
     if (found := size(name, weights, "fc.weight")) != (shape.width, 2 * shape.width):
-        raise ModelError(
-            f"{name}: 'fc.weight' has the shape {list(found)} where {[shape.width, 2 * shape.width]} is due"
-        )
+        raise ModelError(f"{name}: 'fc.weight' has the shape {list(found)} instead of {[shape.width, 2 * shape.width]}")
     vocabulary = told.number("vocab_size")
     config = EagleConfig(
         block=shape,
@@ -61,7 +59,7 @@ def read(source: Source) -> HeadCheckpoint:
 
 
 def final_rows(layers: int) -> tuple[int, ...]:
-    """The rows after the final norm of a target of so many layers."""
+    """The layer number of the rows after the final norm."""
     return (layers,)
 
 

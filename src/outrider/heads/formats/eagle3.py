@@ -21,7 +21,7 @@ SPECFORGE: Final = "specforge"
 
 
 def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether a source is of this format."""
+    """Whether a configuration and its weights' names are in this format."""
     plain = {name.removeprefix("model.") for name in names}
     return "speculators_model_type" not in told and bool(
         plain & {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"}
@@ -29,10 +29,10 @@ def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
 
 
 def read(source: Source) -> HeadCheckpoint:
-    """Read the head in a source of this format."""
+    """Read a head in this format."""
     told = source.told
     if (blocks := told.number("num_hidden_layers", 1)) != 1:
-        raise ModelError(f"{source.name}: it has {blocks} blocks, and EAGLE-3 heads here have one")
+        raise ModelError(f"{source.name}: it has {blocks} blocks, but EAGLE-3 heads have one")
     named = told.part("eagle_config")
     if named.says("eagle_aux_hidden_state_layer_ids"):
         layers = named.numbers("eagle_aux_hidden_state_layer_ids")

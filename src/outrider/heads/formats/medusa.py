@@ -1,8 +1,8 @@
 """Medusa as its authors publish it: https://github.com/FasterDecoding/Medusa.
 
 ``medusa_lm_head.pt`` holds ``{head}.{layer}.linear`` and ``{head}.{layers}`` for the LM part; checkpoints of Medusa-2
-hold the whole model, in which the heads' names begin with ``medusa_head.``.  The layers of a head were made as one
-module, so that their weights are copies of each other, which some writers keep only once.
+hold the whole model, where the heads' names begin with ``medusa_head.``.  All layers of a head share one module, so
+their weights are equal, and some writers store them only once.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _LAST: Final = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.weight")
 
 
 def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether a source is of this format."""
+    """Whether a configuration and its weights' names are in this format."""
     return any(_LINEAR.fullmatch(name) for name in names)
 
 
 def read(source: Source) -> HeadCheckpoint:
-    """Read the head in a source of this format."""
+    """Read a head in this format."""
     told, name = source.told, source.name
     own = [key for key in source.files.names if _LINEAR.fullmatch(key) or _LAST.fullmatch(key)]
     weights = {key.removeprefix("medusa_head."): tensor for key, tensor in source.files.read(own).items()}

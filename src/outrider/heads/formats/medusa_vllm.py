@@ -24,12 +24,12 @@ _SHARED: Final = "lm_head.weight"
 
 
 def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether a source is of this format."""
+    """Whether a configuration and its weights' names are in this format."""
     return any(_LAYER.fullmatch(name.removeprefix(_PREFIX)) for name in names)
 
 
 def read(source: Source) -> HeadCheckpoint:
-    """Read the head in a source of this format."""
+    """Read a head in this format."""
     told, name = source.told, source.name
     weights = renamed(source.files.read(source.files.names), lambda key: key.removeprefix(_PREFIX))
     found = [(int(m[1]), int(m[2])) for key in weights if (m := _LAYER.fullmatch(key))]
@@ -60,7 +60,7 @@ def _named(weights: Weights, config: MedusaConfig, name: str) -> Weights:
 
 
 def _ids(weights: Weights, vocabulary: int, drafted: int, name: str) -> torch.Tensor:
-    """Target ids of what can be drafted: ``token_map`` holds the ids themselves."""
+    """Target ids of the draft vocabulary: ``token_map`` holds the ids themselves."""
     ids = weights.get("token_map")
     if ids is None:
         if drafted != vocabulary:

@@ -22,16 +22,16 @@ KINDS: Final = ("dspark", "dflash")
 
 
 def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether a source is of this format."""
+    """Whether a configuration and its weights' names are in this format."""
     return told.get("speculators_model_type") in KINDS
 
 
 def read(source: Source) -> HeadCheckpoint:
-    """Read the head in a source of this format."""
+    """Read a head in this format."""
     told = source.told
     layers = layers_of_ids(told, "aux_hidden_state_layer_ids")
     if not layers:
-        raise ModelError(f"{source.name}: its configuration does not say 'aux_hidden_state_layer_ids'")
+        raise ModelError(f"{source.name}: its configuration has no 'aux_hidden_state_layer_ids'")
     reading = DSparkFacts(
         network=network(told),
         layers=layers,

@@ -1,6 +1,6 @@
 """EAGLE-3 in the format of vLLM's ``speculators``: https://github.com/vllm-project/speculators.
 
-Its ids of target layers count what goes into a block, so that they are one larger than ours; 0 is the embedding.
+Its ids of target layers number the inputs of blocks, so they are one larger than ours; 0 is the embedding.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _STEPS: Final = 4
 
 
 def recognises(told: Mapping[str, Any], names: Collection[str]) -> bool:
-    """Whether a source is of this format."""
+    """Whether a configuration and its weights' names are in this format."""
     return told.get("speculators_model_type") == KIND
 
 
 def read(source: Source) -> HeadCheckpoint:
-    """Read the head in a source of this format."""
+    """Read a head in this format."""
     told, inner = source.told, network(source.told)
     if (blocks := inner.number("num_hidden_layers", 1)) != 1:
-        raise ModelError(f"{source.name}: it has {blocks} blocks, and EAGLE-3 heads here have one")
+        raise ModelError(f"{source.name}: it has {blocks} blocks, but EAGLE-3 heads have one")
     layers = layers_of_ids(told, "eagle_aux_hidden_state_layer_ids")
     return read_head(source, Eagle3Facts(inner, layers, None if layers else usual_layers, verifier(told)))
 

@@ -1,1 +1,1 @@
-"""Model files: weights, configurations, tokenizers and chat templates, whichever backend reads them."""
+"""Model files, for all backends: weights, configurations, tokenizers and chat templates."""

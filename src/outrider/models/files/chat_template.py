@@ -1,7 +1,7 @@
-"""Write a conversation the way a model was trained to read it.
+"""Write a conversation in the form that a model was trained on.
 
-transformers' own code runs the template; here are the choice among several templates, messages whose content comes in
-parts, and who is to blame for a failure.
+transformers runs the template; this file chooses among several templates, handles contents in parts, and names the
+cause of a failure.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from outrider.models.files.hf_tokenizer import FIXED, Template, write_conversati
 Message = Mapping[str, Any]
 _DEFAULT: Final = "default"
 _WITH_TOOLS: Final = "tool_use"
-"""The template that is for conversations with tools, where a model has several."""
+"""Name of the template for conversations with tools."""
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
 _SEPARATOR: Final = "\n"
-"""Between the parts of a content where a template takes only a string, as in vLLM and llama.cpp."""
+"""Joins the parts of a content for templates that take only strings, as in vLLM and llama.cpp."""
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A model's template, or several by name, and the special tokens that it may ask for by name.
+    """A model's template, or several by name, and the special tokens that it may use by name.
 
     Raises:
-        ModelError: there is none to use, or it cannot be compiled or run.
+        ModelError: there is none, or it cannot be compiled or run.
         RequestError: it refuses the messages, or fails on them.
     """
 
     owner: str
-    """The model, for messages."""
+    """Name of the model, for messages."""
     source: Template | None
     special_tokens: Mapping[str, str] = field(default_factory=dict)
 
@@ -48,14 +48,14 @@ class ChatTemplate:
         continue_final_message: bool | str,
         template_kwargs: Mapping[str, Any] | None,
     ) -> str:
-        """The conversation as text, in the form the model was trained on."""
+        """Write the conversation as text."""
         name, template = self._chosen(with_tools=tools is not None)
         extra = dict(template_kwargs or {})
         if wrong := sorted(FIXED & extra.keys()):
             raise RequestError(f"{self.owner}: no template reads {wrong[0]!r}; take it out of template_kwargs")
         if continue_final_message and add_generation_prompt:
             raise RequestError(
-                f"{self.owner}: continue_final_message goes on with the last message and add_generation_prompt begins "
+                f"{self.owner}: continue_final_message continues the last message and add_generation_prompt begins "
                 "another; switch one of them off"
             )
         values: dict[str, Any] = {
@@ -75,7 +75,7 @@ class ChatTemplate:
         return _write_parts(self._checked(messages), write)
 
     def _chosen(self, *, with_tools: bool) -> tuple[str, str]:
-        """What to call the template in a message, and its text."""
+        """Name of the template for messages, and its text."""
         if not self.source:
             raise ModelError(f"{self.owner}: has no chat template; send a plain prompt, or use an instruct model")
         if isinstance(self.source, str):
@@ -96,7 +96,7 @@ class ChatTemplate:
         return RequestError(f"{self.owner}: {name} fails on these messages: {reason}")
 
     def _checked(self, messages: Sequence[Message]) -> list[Any]:
-        """The same messages with every part of a content a text part."""
+        """Convert every part of a content to a text part."""
         if isinstance(messages, (str, Mapping)) or any(isinstance(message, (str, list)) for message in messages):
             raise RequestError(f"{self.owner}: a conversation is one list of messages, each with a role and a content")
         return [self._with_text_parts(place, message) for place, message in enumerate(messages)]
@@ -114,10 +114,9 @@ class ChatTemplate:
 
 
 def _write_parts(messages: list[Any], write: Callable[[Sequence[Any]], str]) -> str:
-    """Write messages as they are, but with one string for a content in parts wherever the template needs that.
+    """Write messages, joining a content in parts to one string if the template needs that.
 
-    A template needs it if it fails on parts, shows them as a list, or leaves out a text that it does not leave out of
-    a string.
+    A template needs it if it fails on parts, shows them as a list, or omits a text that it does not omit in a string.
     """
     parted = [index for index, message in enumerate(messages) if _has_parts(message)]
     if not parted:

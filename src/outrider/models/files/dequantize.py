@@ -1,10 +1,8 @@
-"""Turn the quantised blocks of a GGUF file into ordinary numbers.
+"""Convert the quantised blocks of a GGUF file to numbers.
 
-Every kind stores fixed-size blocks; a decoder reads ``n`` of them at once and writes their elements as fp32.
-The order of the fp32 operations is the one of the reference implementation (gguf's ``quants.py``), multiply
-first and add second with no fused step, so the results are equal bit for bit.
-
-Byte layouts are little-endian, as both the format and the supported hosts are.
+A decoder reads ``n`` blocks of fixed size at once and writes their elements as fp32.  The order of the fp32 operations
+is that of the reference implementation (gguf's ``quants.py``), multiply first and add second without fusing, so results
+are equal bit for bit.  Bytes are little-endian, like the format and the supported machines.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,10 +36,10 @@ class DequantizeJob:
 
 
 def dequantize(jobs: Sequence[DequantizeJob]) -> None:
-    """Decode tensors into the memory their jobs name, on as many threads as torch is set to use.
+    """Decode tensors into the memory their jobs name, on torch's number of threads.
 
-    Each thread runs whole pieces by itself. Splitting every single operation instead, torch's own way, makes
-    the threads wait for each other a hundred thousand times in a load, which on a busy machine is minutes.
+    Each thread decodes whole pieces.  Splitting every operation instead, as torch does, makes threads wait for each
+    other so often that a load takes minutes on a busy machine.
     """
     tasks = [task for job in jobs for task in _split(job)]
     with _one_thread_per_operation() as threads, ThreadPoolExecutor(threads) as pool:
@@ -50,7 +48,7 @@ def dequantize(jobs: Sequence[DequantizeJob]) -> None:
 
 
 def _split(job: DequantizeJob) -> Iterator[DequantizeJob]:
-    """Cut a job into pieces of at most TASK_ELEMENTS, with a row for each block."""
+    """Split a job into pieces of at most TASK_ELEMENTS, with one row per block."""
     blocks = job.raw.view(-1, job.kind.block_bytes)
     rows = job.out.view(-1, job.kind.block_elements)
     step = TASK_ELEMENTS // job.kind.block_elements
@@ -74,7 +72,7 @@ def _decode(task: DequantizeJob) -> None:
 
 @contextmanager
 def _one_thread_per_operation() -> Iterator[int]:
-    """Keep torch from splitting operations while the block runs; yields the number of threads it had."""
+    """Keep torch from splitting operations while the block runs; yields its number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -84,7 +82,7 @@ def _one_thread_per_operation() -> Iterator[int]:
 
 
 def _halves(blocks: Tensor, start: int) -> Tensor:
-    """Read the fp16 number at byte `start` of every block: [n, bytes] uint8 -> [n, 1] fp32."""
+    """Read the fp16 number at byte `start` of every block: [n, bytes] uint8 → [n, 1] fp32."""
     return blocks[:, start : start + 2].view(torch.float16).float()
 
 
@@ -116,7 +114,7 @@ _SPREAD_BITS = ((torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1).to(torc
 
 
 def _fifth_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Spread the 32 high bits of a 5-bit block: [n, 4] uint8 -> two [n, 16] uint8 of 0 or 16."""
+    """Spread the 32 high bits of a 5-bit block: [n, 4] uint8 → two [n, 16] uint8 of 0 or 16."""
     words = packed.view(torch.int16).t().to(torch.int32)  # [2, n]: the first half's bits, the second half's
     index = torch.stack((words & 255, (words >> 8) & 255), dim=2).view(-1)
     table = _SPREAD_BITS.view(torch.int64).view(-1)
@@ -147,15 +145,10 @@ def _q8_0(blocks: Tensor, out: Tensor) -> None:
 
 
 def _scales_and_mins(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Unpack the K-quants' header: two fp16 factors and 2 x 8 six-bit numbers in 12 bytes.
+    """Unpack the K-quants' header: two fp16 factors and 2 × 8 six-bit numbers in 12 bytes, four at a time in an int32.
 
-    The six-bit numbers are worked on four at a time, a byte each of an int32.
-
-    Args:
-        blocks: [n, bytes] uint8, the header in the first 16 bytes.
-
-    Returns:
-        The scales and the minima of the eight groups of 32 elements, each [n, 8, 1] fp32.
+    [n, bytes] uint8 with the header in the first 16 bytes → scales and minima of the eight groups of 32 elements, each
+    [n, 8, 1] fp32.
     """
     a, b, c = blocks[:, 4:16].view(torch.int32).t().contiguous()
     nibbles, upper_two, six = 0x0F0F0F0F, 0x30303030, 0x3F3F3F3F
@@ -212,4 +205,4 @@ _DECODERS: dict[str, Callable[[Tensor, Tensor], None]] = {
     "Q6_K": _q6_k,
     "BF16": _plain(torch.bfloat16),
 }
-"""Kind's name -> what writes the numbers of its blocks."""
+"""Decoder of each kind, by name."""

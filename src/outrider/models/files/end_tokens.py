@@ -1,7 +1,7 @@
 """End tokens that are known by name.
 
-A file names one end of sequence; instruct models have others, for the end of a turn or of a call of a tool.  Folders
-list them in ``generation_config.json`` where their makers thought of it, GGUF files cannot.
+A file names one end of sequence; instruct models have others, for the end of a turn or of a tool call.  Folders may
+list them in ``generation_config.json``; GGUF files cannot.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Final
 
 @dataclass(frozen=True)
 class EndToken:
-    """A token that ends a turn or a text wherever a vocabulary has it as a token of its own."""
+    """A token that ends a turn or a text in every vocabulary that has it."""
 
     text: str
     models: str
-    """Which end with it."""
+    """Models that use it."""
     unless: frozenset[str] = frozenset()
-    """Other tokens beside which it separates the parts of one turn instead."""
+    """Other tokens of a vocabulary in which it separates parts of one turn instead."""
 
 
 END_TOKENS: Final = (
@@ -39,12 +39,11 @@ END_TOKENS: Final = (
     EndToken("<turn|>", "Gemma 4"),
     EndToken("<end_of_utterance>", "SmolVLM"),
 )
-"""From llama.cpp (``special_eog_ids`` of ``llama-vocab.cpp``), which goes by names whatever type a file gives a token,
-and from Llama 4's ``generation_config.json``.  Of llama.cpp's, those that files name as their end of sequence are left
-out."""
+"""From llama.cpp (``special_eog_ids`` of ``llama-vocab.cpp``), which also goes by names, and from Llama 4's
+``generation_config.json``.  Tokens that files name as their end of sequence are not listed."""
 
 
 def named_ends(tokens: Iterable[str]) -> frozenset[str]:
-    """Those of a vocabulary's tokens that end a text by their name."""
+    """Tokens of a vocabulary that end a text by their name."""
     there = set(tokens)
     return frozenset(end.text for end in END_TOKENS if end.text in there and not end.unless & there)

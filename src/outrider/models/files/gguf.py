@@ -1,7 +1,7 @@
-"""Read a GGUF file: its metadata, and views of its tensors' bytes that cost no copy.
+"""Read a GGUF file: its metadata, and views of its tensors' bytes without copies.
 
-Nothing the file says about sizes is believed before it is compared with the file's length, so a damaged or
-hostile file ends in one `ModelError`, never in a crash or a huge allocation.
+All sizes in the file are checked against its length before use, so a damaged or hostile file ends in one `ModelError`,
+never in a crash or a huge allocation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """Where one tensor lies in the file; `shape` is in torch's order, the outermost dimension first."""
+    """Place of one tensor in the file; `shape` is in torch's order, the outermost dimension first."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,11 +58,6 @@ class GGUFFile:
     tensors: dict[str, GGUFTensor]
     data: mmap.mmap
 
-    @property
-    def file_bytes(self) -> int:
-        """The file's length."""
-        return len(self.data)
-
     def fail(self, problem: str) -> ModelError:
         """Make the error that names this file."""
         return ModelError(f"{self.path.name}: {problem}")
@@ -75,18 +70,18 @@ class GGUFFile:
         return flat.view(math.prod(tensor.shape[:-1]), -1)
 
     def release(self, tensor: GGUFTensor) -> None:
-        """Give back the memory of a tensor's bytes, which come from the file again when they are read again."""
+        """Free the memory of a tensor's bytes; the next access reads them from the file again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
             self.data.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.size - start)
 
     def job(self, tensor: GGUFTensor, dtype: torch.dtype, order: Tensor | None = None) -> DequantizeJob:
-        """Prepare the dequantising of a tensor into new memory, `out` of the returned job.
+        """Prepare the dequantisation of a tensor into new memory, `out` of the returned job.
 
         Args:
             tensor: one of `self.tensors`.
             dtype: fp32, bf16 or fp16.
-            order: stored row of each wanted row, [rows] int64; None keeps the rows as they are.
+            order: stored row of each wanted row, [rows] int64; None keeps the order.
         """
         import torch  # likewise
 
@@ -148,7 +143,7 @@ def read_gguf(path: Path) -> GGUFFile:
 
 
 class _Parser:
-    """Walks the header once; every `take` is checked against the end of the file first."""
+    """Reads the header; every `take` is first checked against the end of the file."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path = path
@@ -234,7 +229,7 @@ class _Parser:
         return values
 
     def strings(self, count: int, key: str) -> list[str]:
-        """Read many strings: the one loop here whose speed a user can feel (300 thousand turns for Qwen)."""
+        """Read many strings; the only loop here whose time is noticeable (300 thousand rounds for Qwen)."""
         self.check_room(count, 8, f"strings of {key!r}")
         data, end, start = self.data, len(self.data), self.position
         length_at = struct.Struct("<Q").unpack_from
@@ -266,7 +261,7 @@ class _Parser:
     def place(
         self, headers: list[tuple[str, tuple[int, ...], TensorKind, int]], metadata: dict[str, Value]
     ) -> dict[str, GGUFTensor]:
-        """Turn relative offsets into absolute ones; tensors must be aligned, inside the file and apart."""
+        """Make offsets absolute; tensors must be aligned, inside the file and apart."""
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1):
             raise self.fail(f"general.alignment is {alignment!r}; it must be a power of two from 8 up")
@@ -287,7 +282,7 @@ class _Parser:
 
 
 def kind_name(kind_id: int) -> str:
-    """Name a tensor type id the way the format's own tools do."""
+    """Name a tensor type id as the format's own tools do."""
     from gguf.constants import GGMLQuantizationType  # slow to import, and needed for this one message only
 
     try:

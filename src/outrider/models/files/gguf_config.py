@@ -1,6 +1,6 @@
-"""From GGUF metadata and tensor names to a transformers configuration and parameter names.
+"""Convert GGUF metadata and tensor names to a transformers configuration and parameter names.
 
-The tables below are the whole knowledge; a file that needs more than they say is refused by name.
+The tables below hold everything that is known; a file that needs more is refused.
 """
 
 import math
@@ -19,7 +19,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 @dataclass(frozen=True)
 class Architecture:
-    """What is particular to one GGUF architecture."""
+    """Properties of one GGUF architecture."""
 
     model_type: str
     layer_tensors: dict[str, str]
@@ -31,7 +31,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """Everything needed to build the model: configuration values and, for each tensor, its parameter."""
+    """Everything to build a model: configuration values, and each tensor's parameter."""
 
     model_type: str
     values: dict[str, object]
@@ -95,7 +95,7 @@ _IGNORED_KEYS = {"vocab_size", "rope.scaling.finetuned", "expert_used_count"}
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """One value of rope.scaling.type: transformers' rope_type, and the metadata its parameters come from."""
+    """One value of rope.scaling.type: transformers' rope_type, and the metadata of its parameters."""
 
     name: str
     rope_type: str
@@ -115,10 +115,10 @@ _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
 
 
 def plan_model(file: GGUFFile) -> ModelPlan:
-    """Work out the configuration and the parameter of every tensor.
+    """Find the configuration and the parameter of every tensor.
 
     Raises:
-        ModelError: the architecture, or something this file asks of it, is not supported.
+        ModelError: the architecture, or something in this file, is not supported.
     """
     name = file.text("general.architecture")
     architecture = ARCHITECTURES.get(name)
@@ -138,17 +138,17 @@ def plan_model(file: GGUFFile) -> ModelPlan:
 
 
 def check_tensors(file: GGUFFile, plan: ModelPlan, due: Mapping[str, tuple[int, ...]]) -> None:
-    """Hold a file's tensors against the shapes of all of a model's parameters, before any is read.
+    """Check a file's tensors against the shapes of all parameters, before any is read.
 
     Raises:
-        ModelError: a tensor has no place in the model or another shape, or one is missing.
+        ModelError: a tensor has no parameter or another shape, or one is missing.
     """
     for name, parameter in plan.parameters.items():
         shape = file.tensors[name].shape
         if parameter not in due:
             raise file.fail(f"tensor {name!r} belongs to {parameter!r}, which this model does not have")
         if shape != due[parameter]:
-            raise file.fail(f"tensor {name!r} has the shape {list(shape)} where {list(due[parameter])} is due")
+            raise file.fail(f"tensor {name!r} has the shape {list(shape)} instead of {list(due[parameter])}")
     found = Counter(plan.parameters.values())
     for parameter in due:
         if found[parameter] != 1:
@@ -209,7 +209,7 @@ def _positive(file: GGUFFile, key: str, default: int | None = None) -> int:
 
 
 def _shape(file: GGUFFile, name: str, due: tuple[int | None, ...]) -> tuple[int, ...]:
-    """Return a tensor's shape, which must be there and as the metadata says (None: any size)."""
+    """Shape of a tensor, which must exist and match the metadata (None: any size)."""
     tensor = file.tensors.get(name)
     if tensor is None:
         raise file.fail(f"has no tensor {name!r}")
@@ -240,7 +240,7 @@ def _rope_parameters(file: GGUFFile, name: str, head_width: int) -> dict[str, ob
 
 
 def _llama3_scaling(file: GGUFFile, theta: float, head_width: int) -> dict[str, object]:
-    """Recover Llama 3's four rope numbers from the per-frequency divisors the converter left in the file."""
+    """Recover Llama 3's four rope numbers from the divisor of each frequency in the file."""
     job = file.job(file.tensors[ROPE_FACTORS], torch.float32)
     dequantize([job])
     stored = job.out
@@ -267,7 +267,7 @@ def _llama3_divisor(wavelength: float, factor: float) -> float:
 
 
 def _parameters(file: GGUFFile, architecture: Architecture, layers: int) -> dict[str, str]:
-    """Name the parameter of every tensor in the file; one that has none is an error."""
+    """Name the parameter of every tensor in the file."""
     parameters = {}
     for tensor in file.tensors:
         if tensor == ROPE_FACTORS:
@@ -289,7 +289,7 @@ def _layer_parameter(tensor: str, architecture: Architecture, layers: int) -> st
 
 
 def _row_orders(file: GGUFFile, architecture: Architecture, name: str) -> dict[str, Tensor]:
-    """Say, for tensors whose rows the converter interleaved, where each row of the original now lies."""
+    """Order of rows that the converter interleaved: the stored row of each original row, by tensor."""
     orders = {}
     for tensor in file.tensors.values():
         pieces = tensor.name.split(".")

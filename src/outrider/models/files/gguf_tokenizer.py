@@ -1,8 +1,8 @@
-"""Build a tokenizer straight from a GGUF file's metadata.
+"""Build a tokenizer from a GGUF file's metadata.
 
-Texts are split the way llama.cpp splits them: the pre-tokenizer the file names is looked up in one table, and
-a name that is not there is refused, because a wrong split gives slightly wrong ids and no error anywhere. As
-there, texts are not normalised first; a folder's own tokenizer may compose decomposed accents (Qwen's does).
+Texts are split as in llama.cpp, with a table of the pre-tokenizers that files name.  An unknown name is refused,
+because a wrong split gives slightly wrong ids without any error.  As in llama.cpp, texts are not normalised first; a
+folder's own tokenizer may compose decomposed accents (Qwen's does).
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _SPECIAL_TOKENS = {
 
 @dataclass(frozen=True)
 class Splitter:
-    """How a text is cut before merging: patterns, each applied to the pieces the one before left."""
+    """How a text is split before merging: patterns, each applied to the pieces of the one before."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False  # a piece that is a whole token is taken as it is
@@ -42,7 +42,7 @@ _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _LINES = r"\s*[\r\n]+"
 _BLANKS = r"\s+(?!\S)|\s+"
-# llama.cpp has no letter classes by case; it tells upper from lower case in ASCII only, and so do we.
+# Like llama.cpp, distinguish upper and lower case only in ASCII.
 _UPPER = r"(?:(?=\p{L})[^a-z])"
 _LOWER = r"(?:(?=\p{L})[^A-Z])"
 _LEAD = r"[^\r\n\p{L}\p{N}]?"
@@ -131,10 +131,10 @@ SPLITTERS: dict[str, Splitter] = {
 
 
 def build_tokenizer(file: GGUFFile) -> Tokenizer:
-    """Make the tokenizer a GGUF file describes.
+    """Build the tokenizer of a GGUF file.
 
     Raises:
-        ModelError: the file's kind of tokenizer or its pre-tokenizer is not known, or its lists disagree.
+        ModelError: its tokenizer or pre-tokenizer is not supported, or its lists disagree.
     """
     model = file.text("tokenizer.ggml.model")
     if model != "gpt2":
@@ -165,14 +165,14 @@ def build_tokenizer(file: GGUFFile) -> Tokenizer:
 
 
 def _special_tokens(file: GGUFFile) -> dict[str, str]:
-    """The special tokens a file names; some files name a padding token that they do not have."""
+    """The special tokens a file names; some files name a padding token that does not exist."""
     tokens = file.texts("tokenizer.ggml.tokens")
     ids = {name: file.metadata.get(key) for name, key in _SPECIAL_TOKENS.items()}
     return {name: tokens[i] for name, i in ids.items() if isinstance(i, int) and 0 <= i < len(tokens)}
 
 
 def _chat_template(file: GGUFFile) -> Template | None:
-    """A file's chat template, or all of them by name where it has others beside its default."""
+    """A file's chat template, or all of them by name if there are several."""
     default = file.text("tokenizer.chat_template", "")
     names = file.texts("tokenizer.chat_templates") if "tokenizer.chat_templates" in file.metadata else []
     others = {name: file.text(f"tokenizer.chat_template.{name}") for name in names}
@@ -180,7 +180,7 @@ def _chat_template(file: GGUFFile) -> Template | None:
 
 
 def _special_id(file: GGUFFile, name: str, count: int) -> int | None:
-    """Look up a special token's id; None where the file names none."""
+    """Id of a special token; None if the file names none."""
     key = f"tokenizer.ggml.{name}"
     if key not in file.metadata:
         return None
@@ -198,7 +198,7 @@ def _splitter(file: GGUFFile) -> Splitter:
 
 
 def _real_tokens(file: GGUFFile) -> tuple[list[str], list[int]]:
-    """Read tokens and their kinds, without the unused ones that only pad the end of the list."""
+    """Read tokens and their kinds, without unused tokens at the end of the list."""
     tokens = file.texts("tokenizer.ggml.tokens")
     kinds = list(file.numbers("tokenizer.ggml.token_type"))
     if len(tokens) != len(kinds):
@@ -231,7 +231,7 @@ def _byte_level_bpe(file: GGUFFile, tokens: list[str], splitter: Splitter) -> Ba
 
 
 def _frame(file: GGUFFile, backend: Backend, splitter: Splitter, tokens: list[str]) -> None:
-    """Have `encode` put the beginning and end tokens the file asks for around a text."""
+    """Make `encode` add the beginning and end tokens that the file requires."""
     wanted = {
         "bos": file.flag("tokenizer.ggml.add_bos_token", splitter.add_bos),
         "eos": file.flag("tokenizer.ggml.add_eos_token", False),

@@ -1,4 +1,4 @@
-"""transformers' tokenizers: a folder's own, and the writer of conversations that all chat templates are made for."""
+"""Tokenizers of transformers: load a folder's own, and write conversations with chat templates."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ Template = str | dict[str, str]
 """A chat template, or several by name."""
 _PARAMETERS: Final = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
 FIXED: Final = _PARAMETERS - {"documents"}
-"""What a template cannot be given by these names: they are options of transformers' own call."""
+"""Names that template values cannot have, because they are options of transformers' own call."""
 
 
 @dataclass(frozen=True)
 class FolderTokenizer:
-    """What a folder says of its tokenizer."""
+    """A folder's tokenizer."""
 
     backend: Any
-    """The `tokenizers.Tokenizer`; None where the model has only a Python one."""
+    """The `tokenizers.Tokenizer`; None if the model has only a Python one."""
     bos_id: int | None
     eos_id: int | None
     special_tokens: dict[str, str]
-    """The tokens that have a name, as ``eos_token``, by name."""
+    """Special tokens by name, such as ``eos_token``."""
     chat_template: Template | None
 
 
 def load_folder_tokenizer(folder: Path) -> FolderTokenizer:
-    """Load a folder's tokenizer; raises whatever transformers raises for one that it cannot load."""
+    """Load a folder's tokenizer; raises whatever transformers raises."""
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return FolderTokenizer(
         backend=getattr(tokenizer, "backend_tokenizer", None),
@@ -43,14 +43,9 @@ def load_folder_tokenizer(folder: Path) -> FolderTokenizer:
 
 
 def write_conversation(template: str, messages: Sequence[Any], values: Mapping[str, Any]) -> str:
-    """Write a conversation with transformers' own environment of filters, tags and names.
+    """Write a conversation with transformers' own filters, tags and names; raises whatever it raises.
 
-    Args:
-        template: a chat template.
-        messages: the conversation.
-        values: options of transformers' ``apply_chat_template``, and whatever else the template may ask for by name.
-
-    Raises whatever jinja, the template or transformers raises.
+    ``values`` are options of transformers' ``apply_chat_template``, and values that the template uses by name.
     """
     writer = PreTrainedTokenizerBase(chat_template=template)
     text: str = writer.apply_chat_template(list(messages), tokenize=False, **values)

@@ -1,21 +1,21 @@
-"""The folder in which models are looked up by name."""
+"""The folder where models are looked up by name."""
 
 import os
 from pathlib import Path
 from typing import Final
 
 HEAD_SUFFIX: Final = ".head"
-"""Of the folder beside a model that holds a head trained for it."""
+"""Suffix of the folder beside a model that holds its trained head."""
 MODELS_VARIABLE: Final = "OUTRIDER_MODELS"
 
 
 def models_folder() -> Path:
-    """Return the folder in which models are looked up by name."""
+    """Folder where models are looked up by name."""
     return Path(os.environ.get(MODELS_VARIABLE) or Path.home() / ".cache" / "outrider" / "models")
 
 
 def named_models() -> dict[str, Path]:
-    """Return every model in the models folder, GGUF files and folders, by name."""
+    """All models in the models folder, GGUF files and folders, by name."""
     folder = models_folder()
     if not folder.is_dir():
         return {}

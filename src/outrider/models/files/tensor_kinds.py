@@ -1,7 +1,4 @@
-"""How a GGUF file stores numbers: the kinds of tensors, and how long their blocks are.
-
-This is all that reading a file's header takes; :mod:`outrider.models.files.dequantize` turns blocks into numbers.
-"""
+"""Kinds of tensors in GGUF files, and the sizes of their blocks; :mod:`outrider.models.files.dequantize` reads them."""
 
 from dataclasses import dataclass
 

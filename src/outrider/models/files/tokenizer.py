@@ -1,4 +1,4 @@
-"""One tokenizer class for every model, whether it came from a Hugging Face folder or from a GGUF file."""
+"""One tokenizer class for all models, from Hugging Face folders and GGUF files."""
 
 import codecs
 import hashlib
@@ -22,18 +22,18 @@ class DetokenizerStream(Protocol):
     """Text that grows token by token."""
 
     def push(self, token_id: int) -> str:
-        """Take the next id and return the text it completes; "" inside a character that is still cut."""
+        """Add an id and return the text it completes; "" inside an incomplete character."""
 
     def finish(self) -> str:
-        """Return what a cut character at the end decodes to (U+FFFD), or ""."""
+        """Return what an incomplete character at the end decodes to (U+FFFD), or ""."""
 
     def fork(self) -> "DetokenizerStream":
-        """Return another stream that goes on from here."""
+        """Return an independent stream that continues from here."""
 
 
 @dataclass(frozen=True)
 class VocabularyMatch:
-    """How two vocabularies relate: `shared` counts the leading ids that mean the same token in both."""
+    """Relation of two vocabularies; `shared` is the number of leading ids that mean the same token in both."""
 
     kind: Literal["equal", "padded", "different"]
     shared: int
@@ -55,13 +55,8 @@ class Tokenizer:
     ) -> None:
         """Make a tokenizer.
 
-        Args:
-            backend: turns text into ids and back.
-            name: the model's, for messages.
-            bos_id: what begins a text.
-            eos_ids: what ends one.
-            special_tokens: the tokens that templates may ask for by name, as ``eos_token``, by name.
-            chat_template: how conversations are written; several by name where there is one for tools.
+        ``special_tokens`` are those that templates may use by name, such as ``eos_token``.  ``chat_template`` is
+        several by name if there is one for tools.  ``name`` is the model's, for messages.
         """
         self.backend = backend
         self.name = name
@@ -73,11 +68,11 @@ class Tokenizer:
         self._byte_fallback = "ByteFallback" in _decoder_names(backend)
 
     def __repr__(self) -> str:
-        """Whose it is, and how many tokens it knows."""
+        """The model's name and the vocabulary's size."""
         return f"Tokenizer({self.name!r}, vocab_size={self.vocab_size})"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Turn text into ids; special tokens written in the text become their ids.
+        """Convert text to ids; special tokens in the text become their ids.
 
         Raises:
             RequestError: the text holds half a surrogate pair, which is no character.
@@ -92,7 +87,7 @@ class Tokenizer:
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Turn ids into text; ids past the vocabulary (padding rows of the model) add nothing."""
+        """Convert ids to text; ids past the vocabulary (padding rows of the model) add nothing."""
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def stream(self, skip_special_tokens: bool = True) -> DetokenizerStream:
@@ -102,21 +97,21 @@ class Tokenizer:
 
     @cached_property
     def vocabulary(self) -> dict[int, str]:
-        """Every real id and its token as the vocabulary spells it."""
+        """Every real id with its token as the vocabulary spells it."""
         return {token_id: token for token, token_id in self.backend.get_vocab(with_added_tokens=True).items()}
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the highest real id; a model's logits may be padded beyond it."""
+        """Highest real id plus one; a model's logits may have more columns."""
         return max(self.vocabulary, default=-1) + 1
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """The ids that `skip_special_tokens` leaves out."""
+        """Ids that `skip_special_tokens` removes."""
         return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes a token stands for inside a text; b"" for an id that is not in the vocabulary."""
+        """Bytes of a token inside a text; b"" for an id that is not in the vocabulary."""
         spelled = self._spelled.get(token_id)
         if spelled is None:
             spelled = self._spelled[token_id] = self._spell(token_id)
@@ -124,7 +119,7 @@ class Tokenizer:
 
     @cached_property
     def _spelled(self) -> dict[int, bytes]:
-        """The bytes of the tokens that were asked for: every emitted token is."""
+        """Cached bytes of tokens; every emitted token needs them."""
         return {}
 
     def _spell(self, token_id: int) -> bytes:
@@ -136,11 +131,11 @@ class Tokenizer:
         return self.byte_piece(token_id) or token.replace("▁", " ").encode()
 
     def token_text(self, token_id: int) -> str:
-        """Return a token for a person to read; U+FFFD stands for the part of a cut character."""
+        """A token for people; U+FFFD stands for part of a character."""
         return self.token_bytes(token_id).decode(errors="replace")
 
     def byte_piece(self, token_id: int) -> bytes:
-        """Return the byte of a token that spells out a single one, which may be part of a character, or b""."""
+        """The byte of a token that spells a single byte, which may be part of a character; otherwise b""."""
         token = self.backend.id_to_token(token_id) if self._byte_fallback else None
         match = _BYTE_TOKEN.fullmatch(token) if token is not None else None
         return bytes([int(match[1], 16)]) if match else b""
@@ -154,19 +149,19 @@ class Tokenizer:
         continue_final_message: bool | str = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Write a conversation the way the model was trained to read it, as transformers would.
+        """Write a conversation in the form that the model was trained on, as transformers does.
 
         Args:
             messages: ``{"role": …, "content": …}`` in order; a content is a string, or a list of parts
-                ``{"type": "text", "text": …}``, which become one string where the template reads strings alone.
+                ``{"type": "text", "text": …}``, which become one string if the template needs that.
             tools: JSON schemas of functions, or functions with type hints and a docstring.
             add_generation_prompt: begin the model's answer.
-            continue_final_message: leave the last message open, for the model to go on with; a string names another
-                of its fields than ``content``.
-            template_kwargs: what else the template reads, as ``enable_thinking`` or ``documents``.
+            continue_final_message: leave the last message open for the model to continue; a string names another of its
+                fields than ``content``.
+            template_kwargs: other values for the template, such as ``enable_thinking`` or ``documents``.
 
         Raises:
-            ModelError: the model has no chat template, or its template cannot be compiled or run.
+            ModelError: the model has no chat template, or it cannot be compiled or run.
             RequestError: the template refuses these messages or fails on them, or a part is no text.
         """
         return ChatTemplate(self.name, self.chat_template, self.special_tokens).write(
@@ -178,21 +173,18 @@ class Tokenizer:
         )
 
     @cached_property
-    def _fingerprint(self) -> str:
+    def fingerprint(self) -> str:
+        """Hex digest of every (id, token) pair; equal exactly if the vocabularies are equal."""
         digest = hashlib.sha256()
         for token_id, token in sorted(self.vocabulary.items()):
             digest.update(f"{token_id} {len(token)} {token}\n".encode(errors="surrogatepass"))
         return digest.hexdigest()
 
-    def fingerprint(self) -> str:
-        """Return a hex digest of every (id, token) pair: equal exactly when the vocabularies are equal."""
-        return self._fingerprint
-
     def compare(self, other: "Tokenizer") -> VocabularyMatch:
-        """Compare two vocabularies by content; `reason` names both sizes and the first id that differs."""
+        """Compare two vocabularies; `reason` names both sizes and the first different id."""
         sizes = f"{self.name} has {self.vocab_size} tokens, {other.name} has {other.vocab_size}"
         common = min(self.vocab_size, other.vocab_size)
-        if self.fingerprint() == other.fingerprint():
+        if self.fingerprint == other.fingerprint:
             return VocabularyMatch("equal", common, sizes)
         for token_id in range(common):
             mine, theirs = self.vocabulary.get(token_id), other.vocabulary.get(token_id)
@@ -203,12 +195,12 @@ class Tokenizer:
 
 
 class _ByteStream:
-    """For byte-level vocabularies: exact, because their decoding is concatenating bytes."""
+    """For byte-level vocabularies: exact, because decoding joins bytes."""
 
     def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int], pending: bytes = b"") -> None:
         self._tokenizer, self._skipped = tokenizer, skipped
         self._pending = pending
-        """Bytes of the character that is being spelled."""
+        """Bytes of an incomplete character."""
 
     def push(self, token_id: int) -> str:
         return "" if token_id in self._skipped else self._decode(self._tokenizer.token_bytes(token_id), final=False)
@@ -227,7 +219,7 @@ class _ByteStream:
 
 
 class _WindowStream:
-    """For all others: decode the last printed tokens again with the new ones, and print the difference."""
+    """For all others: decode the last printed tokens again with the new ones, and return the difference."""
 
     def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -235,7 +227,7 @@ class _WindowStream:
         self._printed: list[int] = []
         self._pending: list[int] = []
         self._character: codecs.IncrementalDecoder = codecs.getincrementaldecoder("utf-8")()
-        """Has seen the bytes of the character that is being spelled."""
+        """Decoder with the bytes of an incomplete character."""
 
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:
@@ -252,7 +244,7 @@ class _WindowStream:
         return text[len(before) :]
 
     def _is_cut(self, piece: bytes) -> bool:
-        """Say whether a character is still incomplete after this byte; not a byte (b""), or a wrong one, ends it."""
+        """Whether a character is incomplete after this byte; b"" or a wrong byte ends it."""
         try:
             self._character.decode(piece, final=not piece)
         except UnicodeDecodeError:
@@ -267,7 +259,7 @@ class _WindowStream:
 
 
 def _decoder_names(backend: tokenizers.Tokenizer) -> set[str]:
-    """List the steps of a tokenizer's decoder by type."""
+    """Types of the steps of a tokenizer's decoder."""
     if backend.decoder is None:
         return set()
     state = json.loads(backend.decoder.__getstate__())
@@ -275,7 +267,7 @@ def _decoder_names(backend: tokenizers.Tokenizer) -> set[str]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Build GPT-2's alphabet: printable bytes spell themselves, the others take the characters from 256 up."""
+    """GPT-2's alphabet: printable bytes spell themselves, others use the characters from 256 on."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     rest = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(rest)}
@@ -285,7 +277,7 @@ _BYTE_OF = _byte_alphabet()
 
 
 def _byte_level_bytes(token: str) -> bytes:
-    """Spell out a byte-level token; one with a foreign character (an added token) is taken literally."""
+    """Bytes of a byte-level token; a foreign character (of an added token) is taken literally."""
     try:
         return bytes([_BYTE_OF[character] for character in token])
     except KeyError:

@@ -1,4 +1,4 @@
-"""Which files of a folder are a model's weights: those that transformers reads, and no others; and their tensors."""
+"""The weight files of a folder, exactly those that transformers reads, and their tensors."""
 
 from __future__ import annotations
 
@@ -21,28 +21,24 @@ OUTPUT_LAYER: Final = "lm_head.weight"
 _WHOLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _ROWS_AT_ONCE: Final = 1024
-"""Of large matrices that are compared, in memory."""
+"""Rows of large matrices to compare at once."""
 _OPTION: Final = "transformers_weights"
-"""Option of ``config.json`` that names a file, or an index, to be read instead."""
+"""Option of ``config.json`` that names another file or index."""
 _OTHERS_FIRST: Final = (
     (re.compile(r"adapter_config\.json"), "an adapter; merge it into the weights first"),
     (re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors"), "a part of a distributed checkpoint; join it first"),
 )
-"""Files that transformers puts before the weights or on top of them, depending on what is installed; what they are."""
+"""Files that transformers may read before or in addition to the weights, with what they are."""
 
 
 def weight_files(folder: Path, model: str) -> tuple[Path, ...]:
-    """The safetensors files of a folder, in the order in which a later one's tensors replace an earlier one's.
+    """List the safetensors files of a folder with a ``config.json``; tensors of later files replace earlier ones.
 
     As in transformers: the file or index that ``config.json`` names, else ``model.safetensors``, else the files of its
-    index.  Whatever else lies there plays no part.
-
-    Args:
-        folder: with a ``config.json``.
-        model: its name, for messages.
+    index.  Other files are ignored.
 
     Raises:
-        ModelError: there are none, or a file is named that is not there.
+        ModelError: there are none, or a named file does not exist.
     """
     for pattern, what in _OTHERS_FIRST:
         if found := sorted(file.name for file in folder.iterdir() if pattern.fullmatch(file.name)):
@@ -62,11 +58,11 @@ def weight_files(folder: Path, model: str) -> tuple[Path, ...]:
 
 
 def _files(folder: Path, name: str, model: str) -> tuple[Path, ...]:
-    """The file of a name, or the files that an index of that name lists."""
+    """The file with this name, or the files in the index with this name."""
     names = [name] if not name.endswith(".index.json") else _listed(folder, name, model)
     for each in names:
         if not each.endswith(".safetensors"):
-            raise ModelError(f"{model}: {each!r} is named as a weight file and is no .safetensors file")
+            raise ModelError(f"{model}: {each!r} is named as a weight file but is no .safetensors file")
         if Path(each).is_absolute() or ".." in Path(each).parts:
             raise ModelError(f"{model}: the weight file {each!r} lies outside of the folder")
         if not (folder / each).is_file():
@@ -100,7 +96,7 @@ def _readable(file: Path) -> Iterator[None]:
 
 
 class MappedTensors(Mapping[str, torch.Tensor]):
-    """The tensors of safetensors files, read from the mapped file when they are asked for."""
+    """The tensors of safetensors files, read from the mapped file on access."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._homes: dict[str, Any] = {}
@@ -126,7 +122,7 @@ class MappedTensors(Mapping[str, torch.Tensor]):
 
 
 def has_own_output_layer(files: Sequence[Path]) -> bool:
-    """Whether the files hold an output layer, and other numbers in it than in the embedding."""
+    """Whether the files hold an output layer that differs from the embedding."""
     tensors = MappedTensors(files)
     if not {_EMBEDDING, OUTPUT_LAYER} <= tensors.keys():
         return False
@@ -138,7 +134,7 @@ def has_own_output_layer(files: Sequence[Path]) -> bool:
 
 
 def tell_unread(model: str, names: Sequence[str]) -> None:
-    """Log that a model's files hold tensors that its configuration has no place for, as transformers does."""
+    """Warn about tensors without a parameter in the model, as transformers does."""
     if names:
         some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
         _log.warning("%s: %d of its tensors have no place in the model and are not read: %s", model, len(names), some)

@@ -1,7 +1,6 @@
-"""What a configuration makes of a decoder, read off transformers' own model before there are any weights.
+"""A decoder's shapes, attention options and rotary angles, read from transformers' own model without weights.
 
-Nothing is taken from the configuration itself: which of its values a family reads, and what they come to, only its code
-can tell.
+They are not read from the configuration, because only the family's code knows how it uses each value.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ _calls: Final[ContextVar[list[AttentionCall]]] = ContextVar("outrider_calls")
 class Blueprint:
     """A decoder without memory for its weights.
 
-    Its methods raise whatever transformers raises for a configuration that no model can run with.
+    Its methods raise whatever transformers raises for an impossible configuration.
     """
 
     module: Any
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every parameter's, in the model's order; one that is another's copy is left out."""
+        """Shape of every parameter, in the model's order; tied copies are left out."""
         return {name: tuple(parameter.shape) for name, parameter in self.module.named_parameters()}
 
     def attention_calls(self) -> tuple[AttentionCall, ...]:
-        """What each layer asks of attention, in the order of layers, noted while one token runs through."""
+        """Attention options of each layer, in order; recorded while one token runs through the model."""
         calls: list[AttentionCall] = []
         reset = _calls.set(calls)
         try:
@@ -46,9 +45,9 @@ class Blueprint:
         return tuple(calls)
 
     def rotations(self, context_length: int) -> tuple[tuple[torch.Tensor, float], ...]:
-        """Each layer's inverse frequencies, fp32 [rotary width / 2], and what multiplies its cosines and sines.
+        """Each layer's inverse frequencies, fp32 [rotary width / 2], and the scale of its cosines and sines.
 
-        Frequencies that depend on the length of the text are those of a text of ``context_length``.
+        Frequencies that depend on the text's length are those for ``context_length``.
         """
         (unset,) = (part for part in self.module.modules() if hasattr(part, "rope_type"))
         rotary = type(unset)(unset.config)
@@ -64,25 +63,15 @@ class Blueprint:
 
 
 def blueprint(config: Any) -> Blueprint:
-    """Draw up a decoder.
-
-    Raises whatever transformers raises for a configuration that it cannot build from.
-    """
-    # The build notes its attention in the configuration.
+    """Build a decoder without weights; raises whatever transformers raises for a configuration it cannot build."""
+    # The build writes its attention into the configuration.
     return Blueprint(transformers_api.build_empty(copy.deepcopy(config), torch.float32, _ATTENTION))
 
 
-def _note(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention that notes how it is called: [1, heads, rows, width] in, [1, rows, heads, width] out."""
-    _calls.get().append(transformers_api.read_attention_call(module, attention_mask, options, width=query.shape[-1]))
-    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1]), None
+def _record(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, call: AttentionCall) -> torch.Tensor:
+    """Attention that records its options and computes nothing."""
+    _calls.get().append(call)
+    return query.new_empty(1, query.shape[2], query.shape[1], values.shape[-1])
 
 
-transformers_api.register_attention(_ATTENTION, _note)
+transformers_api.register_attention(_ATTENTION, _record)

@@ -1,7 +1,7 @@
-"""Embedding and LM head of a transformers model, without the blocks between: tokens to rows, and rows to logits.
+"""Embedding and LM head of a transformers model, without its blocks.
 
-A family may do more than multiply with the head's matrix (scale, cap, transform), so logits of given rows come from the
-model's own code, run with a body that returns those rows.
+A family may scale, cap or transform logits.  So the model's own code computes logits of given rows, with a body that
+returns those rows.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from outrider.models.hf.transformers_api import decoder_layers
 
 
 def width(module: torch.nn.Module) -> int:
-    """Numbers in a hidden row."""
+    """Width of a hidden row."""
     return int(_text_config(module).hidden_size)
 
 
 def bodies(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """The parts around a model's blocks, outermost first: the head reads what the first one that is called returns."""
+    """The modules around a model's blocks, outermost first; the LM head reads the output of the one that is called."""
     blocks = decoder_layers(module)
     around = [part for part in module.modules() if any(inner is blocks for inner in part.modules())]
     return [part for part in around if part not in (module, blocks)]
 
 
 def embed(module: Any, tokens: torch.Tensor) -> torch.Tensor:
-    """Embeddings of tokens [n] as the first block reads them, but for what positions add: [n, width]."""
+    """Embed tokens [n] as the first block reads them, without position embeddings: [n, width]."""
     rows: torch.Tensor = module.get_input_embeddings()(tokens)
     return rows * _embedding_scale(module)
 
 
 def unembed(module: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """Logits [n, vocabulary] of rows [n, width] that the body might have returned."""
+    """Compute logits [n, vocabulary] of the body's rows [n, width]."""
     tokens = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
     with _returning(bodies(module), hidden.unsqueeze(0)):
         logits: torch.Tensor = module(input_ids=tokens, use_cache=False).logits[0]
@@ -43,7 +43,7 @@ def unembed(module: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def head_rows(module: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Rows [n, width] of the matrix that logits are products with.
+    """Rows [n, width] of the LM head's matrix.
 
     Raises:
         ModelError: the model has none.
@@ -60,7 +60,7 @@ def _text_config(module: Any) -> Any:
 
 
 def _embedding_scale(module: Any) -> float:
-    """What a family multiplies embeddings with outside of its embedding module; most do it inside or not at all."""
+    """The factor of embeddings, for families that apply it outside their embedding module."""
     config = _text_config(module)
     if getattr(config, "mup_enabled", False):  # AFMoE
         return float(config.hidden_size**0.5)
@@ -68,7 +68,7 @@ def _embedding_scale(module: Any) -> float:
 
 
 class _Rows(tuple[torch.Tensor]):
-    """A body's output that has rows and, whatever else is asked for, nothing."""
+    """A body's output with only rows; every other attribute is None."""
 
     @property
     def last_hidden_state(self) -> torch.Tensor:
@@ -80,7 +80,7 @@ class _Rows(tuple[torch.Tensor]):
 
 @contextmanager
 def _returning(parts: list[Any], rows: torch.Tensor) -> Iterator[None]:
-    """Let modules return given rows instead of computing any."""
+    """Make modules return given rows while the block runs."""
     for part in parts:
         part.forward = lambda *args, **options: _Rows((rows,))
     try:

@@ -1,8 +1,7 @@
-"""Any causal language model of transformers with standard attention, its own code unmodified.
+"""Any causal language model of transformers with standard attention, with its own code unmodified.
 
-The pass is one flat ``[1, rows]`` batch.  Our attention function is registered without a mask function, so that the
-model builds no dense mask; the function finds the plan of the pass in a context variable, because some models do not
-hand keyword arguments down to their attention.
+A pass is one flat ``[1, rows]`` batch.  Our attention function has no mask function, so the model builds no dense mask.
+It finds the pass's plan in a context variable, because some models do not pass keyword arguments on to their attention.
 """
 
 from __future__ import annotations
@@ -27,37 +26,20 @@ ATTENTION: Final = "outrider"
 _plan: Final[ContextVar[PassPlan]] = ContextVar("outrider_plan")
 
 
-def _attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """The function transformers calls: [1, heads, rows, width] in, [1, rows, heads, width] out."""
-    call = transformers_api.read_attention_call(module, attention_mask, options, width=query.shape[-1])
-    return _plan.get().attend(query, key, value, call), None
-
-
 class HFModel:
-    """A transformers model behind the :class:`outrider.models.base.TargetModel` protocol.
+    """A transformers model as :class:`outrider.models.base.TargetModel`.
 
-    Args:
-        module: a causal model whose attention implementation is ``ATTENTION``.
-        architecture: its class, for messages.
-        context_length: most positions to serve.
-        source: the folder or file it was loaded from.
+    The module's attention implementation must be ``ATTENTION``; ``architecture`` is its class, for messages.
 
     Raises:
-        ModelError: its state cannot be rolled back, its attention cannot be replaced, or it is not among the verified
-            classes and differs from its own eager attention.
+        ModelError: its state cannot be rolled back, its attention cannot be replaced, or it is not verified and differs
+            from its own eager attention.
     """
 
     backend = "hf"
     row_invariant = False  # torch's matrix products choose their blocking by the number of rows
     own_threads = False
-    rollback = Rollback.TREE  # families with a state beside keys and values are refused
+    rollback = Rollback.TREE  # families with more state than keys and values are refused
     row_buckets: tuple[int, ...] = ()
 
     def __init__(
@@ -68,7 +50,7 @@ class HFModel:
         self.module, self.context_length, self._architecture = module, context_length, architecture
         self.source = source
         self._turn = Lock()
-        """What a pass hangs onto the module other passes would meet, so engines that share it take turns."""
+        """Passes put hooks on the module, so engines that share it take turns."""
         self.vocabulary = transformers_api.vocabulary(module)
         first = next(module.parameters())
         self.device, self._dtype = first.device, first.dtype
@@ -103,7 +85,7 @@ class HFModel:
         if len(hidden) != len(layers):
             raise ModelError(f"{self._architecture} gives no hidden rows of layers {sorted(set(layers) - set(hidden))}")
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # so that a pass's time is the pass's, not its launch
+            torch.cuda.synchronize(self.device)  # so the measured time is the pass's, not its launch's
         return TargetOutput(logits, hidden)
 
     @torch.no_grad()
@@ -135,4 +117,4 @@ def _keep(hidden: dict[int, torch.Tensor], layer: int) -> Callable[..., None]:
     return hook
 
 
-transformers_api.register_attention(ATTENTION, _attention)
+transformers_api.register_attention(ATTENTION, lambda *call: _plan.get().attend(*call))

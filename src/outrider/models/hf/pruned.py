@@ -1,4 +1,4 @@
-"""A pruned model of a family: fewer layers and narrower ones, its blocks without the two ends, and its folder."""
+"""Pruned models: fewer layers, narrower feed-forward parts, blocks without embedding and LM head, and their folder."""
 
 from __future__ import annotations
 
@@ -17,18 +17,12 @@ from outrider.models.hf import transformers_api
 from outrider.models.hf.blueprint import blueprint
 
 BODY: Final = "model."
-"""What the names of all parameters begin with but the LM head's."""
+"""Prefix of all parameters' names but the LM head's."""
 _PRECISION: Final = torch.bfloat16
 
 
 def smaller_config(config: Any, layers: Sequence[int], inner: int) -> Any:
-    """The configuration of a model with only some of another's layers, and a narrower feed-forward part.
-
-    Args:
-        config: transformers' configuration of a dense decoder.
-        layers: those kept, in order.
-        inner: width of the feed-forward part.
-    """
+    """Make a model's configuration with some of its layers, in order, and a feed-forward part of width ``inner``."""
     small = copy.deepcopy(config)
     small.num_hidden_layers, small.intermediate_size = len(layers), inner
     if kinds := getattr(config, "layer_types", None):
@@ -37,11 +31,9 @@ def smaller_config(config: Any, layers: Sequence[int], inner: int) -> Any:
 
 
 def body(config: Any, context_length: int) -> torch.nn.Module:
-    """Blocks and final norm, to be called with embedded rows; its parameters have no memory yet.
+    """Make blocks and final norm, to be called with embedded rows; their parameters have no memory yet.
 
-    Args:
-        config: see :func:`smaller_config`.
-        context_length: positions it is made for, where its rotary frequencies depend on that.
+    ``context_length`` matters for rotary frequencies that depend on it.
     """
     capped = any(call.softcap for call in blueprint(config).attention_calls())  # torch's own attention knows no cap
     module: Any = transformers_api.build_empty(copy.deepcopy(config), torch.float32, "eager" if capped else "sdpa")
@@ -53,20 +45,13 @@ def body(config: Any, context_length: int) -> torch.nn.Module:
 
 
 def run(blocks: Any, embedded: torch.Tensor) -> torch.Tensor:
-    """Rows after the final norm [B, T, width] of embedded texts [B, T, width], each row seeing those before it."""
+    """Compute rows after the final norm [B, T, width] of embedded texts [B, T, width], with causal attention."""
     rows: torch.Tensor = blocks(inputs_embeds=embedded, use_cache=False).last_hidden_state
     return rows
 
 
 def write_folder(folder: Path, config: Any, tensors: Mapping[str, torch.Tensor], tokenizer: Tokenizer) -> None:
-    """Write a model as transformers keeps them; the folder is made.
-
-    Args:
-        folder: where to.
-        config: its configuration.
-        tensors: every parameter by name; they are rounded to bfloat16.
-        tokenizer: goes along.
-    """
+    """Write a model and its tokenizer as transformers does, in bfloat16; the folder is created."""
     folder.mkdir(parents=True, exist_ok=True)
     told = copy.deepcopy(config)
     told.architectures, told.dtype = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__], _PRECISION

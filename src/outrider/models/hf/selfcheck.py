@@ -1,9 +1,8 @@
-"""Compare a model that nobody has verified with its own eager attention, on a few tokens, when it is loaded.
+"""Compare an unverified model with its own eager attention, on a few tokens, when it is loaded.
 
-Two short texts go through a flat pass with siblings, then each row's path runs alone through the unmodified model;
-windows are shortened meanwhile.
-How large a difference may be is read off a control: the same rows, each denied its parent.  That costs about eight
-passes of a few rows, and only for classes outside :mod:`outrider.models.hf.verified`.
+Two short texts run through a flat pass with siblings; then each row's path runs alone through the unmodified model.
+Sliding windows are shortened meanwhile.  The allowed difference follows from a control: the same rows, each without its
+parent.  This costs about eight passes of a few rows, only for classes outside :mod:`outrider.models.hf.verified`.
 """
 
 from __future__ import annotations
@@ -19,24 +18,19 @@ from outrider.models.hf import transformers_api
 from outrider.tree import SequenceRows, TreeBatch, TreeBuilder
 
 _SHARE: Final = 0.1
-"""Of the control's difference: a row that misses a key, or sees one too many, differs by about the control."""
+"""Allowed share of the control's difference: a row with a wrong set of keys differs by about the control."""
 _NOISE: Final = 0.01
-"""Of the logits' spread: half precision differs by as much without any fault."""
+"""Allowed share of the logits' spread: half precision differs by as much without a fault."""
 
 _WINDOW: Final = 4
-"""Length of sliding windows and chunks meanwhile: shorter than the longer text."""
+"""Length of sliding windows and chunks meanwhile, shorter than the longer text."""
 
 
 def compare_with_eager(model: TargetModel, module: torch.nn.Module, architecture: str) -> None:
-    """Run both and compare.
-
-    Args:
-        model: the model behind our attention.
-        module: the same model, whose attention is switched to eager for the comparison.
-        architecture: its class, for the message.
+    """Compare a model with our attention to the same module with its own eager attention.
 
     Raises:
-        ModelError: they differ by more than rounding.
+        ModelError: they differ by more than rounding; the message names the architecture.
     """
     sequences = [_rows("long", 7, model.vocabulary), _rows("short", 2, model.vocabulary)]
     with transformers_api.short_windows(module, _WINDOW):
@@ -53,7 +47,7 @@ def compare_with_eager(model: TargetModel, module: torch.nn.Module, architecture
 
 
 def _rows(key: str, length: int, vocabulary: int) -> SequenceRows:
-    """A text, and below its last token two siblings and a child of each."""
+    """Rows of a text, with two siblings below its last token and a child of each."""
     tokens = [(7 * index + 3) % vocabulary for index in range(length + 5)]
     builder = TreeBuilder(tokens[length])
     left, right = (builder.add(0, tokens[length + step]) for step in (1, 2))

@@ -1,6 +1,6 @@
-"""Every name that transformers may rename: in this file, its neighbours, and ``models/files/hf_tokenizer.py``.
+"""Every name of transformers that may change: here, in the neighbouring files, and in ``models/files/hf_tokenizer.py``.
 
-Written against transformers 5.24: the model call, the attention interface, and where a model keeps what we read.
+Written against transformers 5.24: the model call, the attention interface, and places of values in a model.
 """
 
 from __future__ import annotations
@@ -38,15 +38,32 @@ _CLASS_REASONS: Final = {
 }
 
 
-def register_attention(name: str, function: Callable[..., tuple[torch.Tensor, None]]) -> None:
-    """Make an attention implementation known; with no mask function beside it no dense mask is ever built."""
-    AttentionInterface.register(name, function)
+def register_attention(
+    name: str, attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionCall], torch.Tensor]
+) -> None:
+    """Register an attention implementation; without a mask function, no dense mask is built.
+
+    ``attend`` maps queries, keys and values [1, heads, rows, width] and the call's options to [1, rows, heads, width].
+    """
+
+    def attention(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **options: Any,
+    ) -> tuple[torch.Tensor, None]:
+        call = read_attention_call(module, attention_mask, options, width=query.shape[-1])
+        return attend(query, key, value, call), None
+
+    AttentionInterface.register(name, attention)
 
 
 def read_attention_call(
     module: torch.nn.Module, mask: torch.Tensor | None, options: dict[str, Any], width: int
 ) -> AttentionCall:
-    """Read the options of an attention call, from the call or from the layer where the family forgets to pass them.
+    """Read the options of an attention call, from the call or, if the family does not pass them, from the layer.
 
     Raises:
         ModelError: the layer adds something to its scores that no option describes.
@@ -80,17 +97,7 @@ def _read_reach(module: Any, options: dict[str, Any]) -> Reach:
 
 
 def call(module: torch.nn.Module, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Run a causal model over one flat batch.
-
-    Args:
-        module: the model.
-        tokens: int64 [rows].
-        positions: int64 [rows].
-        wanted: int64 [wanted rows], rows whose logits are computed.
-
-    Returns:
-        Logits [wanted rows, vocabulary].
-    """
+    """Run a causal model over one flat batch, int64 [rows]; return logits [wanted rows, vocabulary]."""
     output = module(
         input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, logits_to_keep=wanted
     )
@@ -104,7 +111,7 @@ def vocabulary(module: torch.nn.Module) -> int:
 
 
 def row_bytes(module: torch.nn.Module) -> int:
-    """Bytes of one position's keys and values: what the projections yield, or an estimate where they are fused."""
+    """Bytes of one position's keys and values, from the projections, or estimated if they are fused."""
     names = ("k_proj", "v_proj")
     parts = [getattr(part, name, None) for part in module.modules() for name in names]
     numbers = sum(part.out_features for part in parts if isinstance(part, torch.nn.Linear))
@@ -125,11 +132,11 @@ def decoder_layers(module: torch.nn.Module) -> torch.nn.ModuleList:
 
 
 def freeze_rotary(module: torch.nn.Module, context_length: int) -> None:
-    """Make a row's rotary angles depend on its own position alone.
+    """Make a row's rotary angles depend only on its own position.
 
-    ``longrope`` and ``dynamic`` choose their frequencies by the longest position of a call, so a row would depend on
-    its neighbours, and a key written early would not fit a query computed late.  Here the served context length
-    chooses, once: the frequencies are those of a sequence that long.
+    ``longrope`` and ``dynamic`` choose frequencies by the longest position of a call, so a row would depend on its
+    neighbours, and an early key would not fit a late query.  Here the frequencies are always those for
+    ``context_length``.
     """
     for part in module.modules():
         kinds = getattr(part, "rope_type", None)
@@ -205,18 +212,18 @@ def _module_reason(module: Any) -> str | None:
 
 
 def is_stock(module: torch.nn.Module) -> bool:
-    """Whether a module comes from transformers; a test may serve one that does not."""
+    """Whether a module comes from transformers; tests also serve others."""
     return isinstance(module, PreTrainedModel)
 
 
 def is_verified(architecture: str) -> bool:
-    """Whether a class passed the contract with the transformers that is installed."""
+    """Whether a class passed the contract with the installed transformers."""
     return architecture in VERIFIED and transformers.__version__.startswith(f"{TRANSFORMERS}.")
 
 
 @contextmanager
 def eager_attention(module: torch.nn.Module) -> Iterator[None]:
-    """Switch a model to its own eager attention for a while."""
+    """Switch a model to its own eager attention while the block runs."""
     ours = module.config._attn_implementation  # type: ignore[union-attr]
     module.set_attn_implementation("eager")  # type: ignore[operator]
     try:
@@ -227,7 +234,7 @@ def eager_attention(module: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def short_windows(module: torch.nn.Module, length: int) -> Iterator[None]:
-    """Shorten a model's sliding windows and chunks for a while, so that a few tokens reach beyond them."""
+    """Shorten a model's sliding windows and chunks while the block runs, so a few tokens exceed them."""
     config = _text_config(module)
     changed: list[tuple[Any, str, int]] = []
     for name in ("sliding_window", "attention_chunk_size"):
@@ -269,7 +276,7 @@ def build_empty(config: Any, dtype: torch.dtype, attention: str) -> torch.nn.Mod
 
 
 def restore_buffers(module: torch.nn.Module) -> None:
-    """Compute again the constants that a build on the meta device left without memory (rotary frequencies)."""
+    """Compute the constants that a build on the meta device left without memory (rotary frequencies)."""
     for part in module.modules():
         if any(buffer.is_meta for buffer in part.buffers(recurse=False)):
             fresh = type(part)(part.config)
@@ -278,33 +285,33 @@ def restore_buffers(module: torch.nn.Module) -> None:
 
 
 def tie_weights(module: torch.nn.Module) -> None:
-    """Share the embedding with the output layer where the configuration says so."""
+    """Share the embedding with the output layer if the configuration says so."""
     module.tie_weights()  # type: ignore[operator]
 
 
 def read_folder_config(folder: Path) -> Any:
-    """Read a folder's configuration; raises whatever transformers raises for one it does not know."""
+    """Read a folder's configuration; raises whatever transformers raises if it is unknown."""
     return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def is_causal(config: Any) -> bool:
-    """Say whether transformers has a causal language model for this configuration."""
+    """Whether transformers has a causal language model for this configuration."""
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(config, "is_encoder_decoder", False)
 
 
 @dataclass(frozen=True)
 class LoadedFolder:
-    """A causal model out of a folder of safetensors."""
+    """A causal model from a folder of safetensors."""
 
     module: torch.nn.Module
     missing: list[str]
-    """Parameters that the files hold nothing for."""
+    """Parameters without a tensor in the files."""
     unread: list[str]
-    """Tensors of the files that the model has no place for."""
+    """Tensors of the files without a parameter."""
 
 
 def load_folder(folder: Path, config: Any, dtype: torch.dtype, attention: str) -> LoadedFolder:
-    """Load a causal model; raises whatever transformers raises for one that it cannot load."""
+    """Load a causal model; raises whatever transformers raises."""
     with _quiet():
         module, report = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -319,7 +326,7 @@ def load_folder(folder: Path, config: Any, dtype: torch.dtype, attention: str) -
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the loader's bar and its tables off standard error, where only what the user must know belongs."""
+    """Keep the loader's progress bar and tables off standard error."""
     shown, verbosity = hf_logging.is_progress_bar_enabled(), hf_logging.get_verbosity()
     hf_logging.disable_progress_bar()
     hf_logging.set_verbosity_error()
@@ -332,6 +339,6 @@ def _quiet() -> Iterator[None]:
 
 
 def context_length(config: Any) -> int | None:
-    """Positions a model was made for, or None where its configuration does not say."""
+    """Positions a model was made for; None if its configuration does not say."""
     length = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     return length if isinstance(length, int) else None

@@ -1,7 +1,6 @@
-"""What a configuration says of a dense decoder, before any weight is read.
+"""A dense decoder's plan, from its configuration, before any weight is read.
 
-There is one definition of a decoder.  What a family has that others have not is a value: a tensor that is there or not,
-or an entry of its row in ``FAMILIES``.
+There is one decoder.  A family's differences are values: optional tensors, or its row in ``FAMILIES``.
 """
 
 from __future__ import annotations
@@ -40,24 +39,24 @@ _FUSED_MODULES: Final = _MODULES | {
 
 @dataclass(frozen=True)
 class Family:
-    """What sets a family apart, beyond the tensors it has."""
+    """A family's properties, beyond its tensors."""
 
     modules: Mapping[str, str] = field(default_factory=lambda: _MODULES)
-    """Where each matrix is; those that share a module take its rows one after the other."""
+    """Module of each matrix; matrices of one module take its rows in order."""
 
     norm_offset: float = 0.0
     """Added to every norm weight."""
     scales_embedding: bool = False
     """Whether embeddings are multiplied by the square root of the width."""
     activation: str = "hidden_act"
-    """Option that names the activation function."""
+    """Name of the option for the activation function."""
     mlp_norm: str = "post_attention_layernorm"
     attention_post_norm: str = ""
     mlp_post_norm: str = ""
     score_cap: str = ""
-    """Option that bounds attention scores."""
+    """Name of the option that bounds attention scores."""
     logit_cap: str = ""
-    """Option that bounds logits."""
+    """Name of the option that bounds logits."""
 
 
 _GEMMA: Final = Family(
@@ -78,12 +77,12 @@ FAMILIES: Final[dict[str, Family]] = {
     "gemma2": replace(_GEMMA, score_cap="attn_logit_softcapping"),
     "gemma3_text": _GEMMA,
 }
-"""transformers' model types that the decoder knows."""
+"""transformers' model types that the decoder supports."""
 _GELUS: Final = {"silu": False, "swish": False, "gelu_pytorch_tanh": True}
 
 
 def reason_against(config: Any) -> str | None:
-    """Why the native backend cannot serve a configuration, as the end of a sentence, or None if it can."""
+    """Why the native backend cannot serve a configuration, as the end of a sentence; None if it can."""
     if missing is not None:
         return missing
     kind = config.model_type
@@ -93,15 +92,15 @@ def reason_against(config: Any) -> str | None:
     if getattr(config, FAMILIES[kind].activation) not in _GELUS:
         return "its activation function has no kernel"
     if getattr(config, "use_bidirectional_attention", None):
-        return "its rows see what comes after them (use_bidirectional_attention)"
+        return "its rows see later rows (use_bidirectional_attention)"
     if getattr(config, "quantization_config", None):
-        return "its weights are quantised in a format for which there are no kernels"
+        return "its weights are quantised in a format without kernels"
     return None
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The decoder's sizes, as the kernels take them."""
+    """The decoder's sizes, for the kernels."""
 
     width: int
     heads: int
@@ -134,7 +133,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Rotation:
-    """How a layer turns queries and keys."""
+    """Rotary angles of a layer."""
 
     inverse_frequencies: Bytes
     """fp32 [rotary width / 2]"""
@@ -143,7 +142,7 @@ class Rotation:
 
 @dataclass(frozen=True)
 class DecoderPlan:
-    """All that a configuration says, checked."""
+    """Everything from the configuration, checked."""
 
     family: Family
     shape: Shape
@@ -151,7 +150,7 @@ class DecoderPlan:
     """Shape of every parameter."""
     rotations: tuple[Rotation, ...]
     windows: tuple[int, ...]
-    """Positions each layer lets a row see; 0 is all."""
+    """Number of positions that a row sees, by layer; 0 is all."""
 
     @property
     def layers(self) -> int:
@@ -160,7 +159,7 @@ class DecoderPlan:
 
     @property
     def places(self) -> dict[str, tuple[str, slice]]:
-        """Module of each of a layer's matrices, and which of its rows they are."""
+        """Module and rows of each of a layer's matrices."""
         taken: Counter[str] = Counter()
         places = {}
         for part, rows in self.shape.outputs.items():
@@ -171,7 +170,7 @@ class DecoderPlan:
 
     @classmethod
     def of(cls, config: Any, blueprint: Blueprint, context_length: int) -> DecoderPlan:
-        """Raises whatever transformers raises for an impossible configuration, and ValueError."""
+        """Make a plan; raises ValueError, or what transformers raises, for an impossible configuration."""
         family = FAMILIES[config.model_type]
         rotations = tuple(
             Rotation(frequencies.contiguous().numpy(), scale)
@@ -199,7 +198,7 @@ class DecoderPlan:
 
 
 def _check_numbers(shape: Shape, rotations: Sequence[Rotation], calls: Sequence[AttentionCall]) -> None:
-    """Refuse what no parameter's shape would give away."""
+    """Refuse impossible values that no parameter's shape would show."""
     for name, number in vars(shape).items():
         if not math.isfinite(number) or (type(number) is int and number < 1) or number < 0:
             raise ValueError(f"the {name.replace('_', ' ')} is {number}")

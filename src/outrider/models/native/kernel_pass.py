@@ -1,4 +1,4 @@
-"""How a batch and its pages are handed to the kernels' decoder."""
+"""Pass a batch and its pages to the kernels' decoder."""
 
 from __future__ import annotations
 
@@ -12,22 +12,17 @@ from outrider.kv.state import LayerStore
 from outrider.tree import TokenTree, TreeBatch
 
 _GROUP: Final = 32
-"""Head rows in the cache are filled up to a multiple of this."""
+"""Rows of a head in the cache are padded to a multiple of this."""
 _NO_TREE: Final = np.empty(0, dtype=np.int32)
 _CHAIN: Final = np.arange(-1, 255, dtype=np.int32)
-"""Parents in a tree that does not branch, of the sizes there usually are."""
+"""Parents of nodes in chains of usual lengths."""
 Share = tuple[int, int, int, int, "np.ndarray[Any, Any]", "np.ndarray[Any, Any]", bool]
 
 
 def shares(batch: TreeBatch, cache: PagedCache) -> list[Share]:
-    """Each sequence's part of a pass.
+    """Each sequence's part of a pass, in pages that are already extended.
 
-    Args:
-        batch: rows of every sequence.
-        cache: their pages, already extended.
-
-    Returns:
-        Rows, context, forced, skip, parents, slots, and whether forced rows see each other.
+    A part is rows, context, forced, skip, parents, slots, and whether forced rows see each other.
     """
     found: list[Share] = []
     for key, context, forced, tree, _, skip, together in batch.sequences:
@@ -38,13 +33,7 @@ def shares(batch: TreeBatch, cache: PagedCache) -> list[Share]:
 
 
 def half_store(cache: PagedCache, heads: int, head_width: int) -> LayerStore:
-    """All layers' keys and values in a cache as one store, ``[heads, slots, stored width]`` fp16.
-
-    Args:
-        cache: the decoder's pages.
-        heads: layers times key heads.
-        head_width: numbers of a head.
-    """
+    """Get all layers' keys and values as one store of ``layers · key heads``, ``[heads, slots, stored width]`` fp16."""
 
     def empty() -> LayerStore:
         like = torch.empty(heads, 0, stored_width(head_width), dtype=torch.float16)
@@ -54,7 +43,7 @@ def half_store(cache: PagedCache, heads: int, head_width: int) -> LayerStore:
 
 
 def stored_width(head_width: int) -> int:
-    """Numbers that a head takes in the cache."""
+    """Numbers that a head's row takes in the cache."""
     return -(-head_width // _GROUP) * _GROUP
 
 

@@ -1,6 +1,6 @@
 """Dense decoders on Outrider's own CPU kernels: a pass over several rows costs less than as many passes.
 
-What the kernels take is read off the model's configuration (:mod:`outrider.models.native.decoder_plan`).
+:mod:`outrider.models.native.decoder_plan` reads the kernels' arguments from the model's configuration.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from outrider.tree import TreeBatch
 
 @contextmanager
 def _naming(model: str) -> Iterator[None]:
-    """Turn what an impossible configuration makes transformers raise, which is anything, into one sentence."""
+    """Turn whatever transformers raises for an impossible configuration into one sentence."""
     try:
         yield
     except ModelError:
@@ -48,17 +48,13 @@ def _naming(model: str) -> Iterator[None]:
 
 
 class NativeModel:
-    """A dense decoder behind the :class:`outrider.models.base.TargetModel` protocol, on the CPU.
+    """A dense decoder on the CPU, as :class:`outrider.models.base.TargetModel`.
 
-    Args:
-        config: transformers' configuration of a family in :data:`outrider.models.native.decoder_plan.FAMILIES`.
-        weights: its numbers.
-        context_length: most positions to serve.
-        name: for messages.
-        kept: the packed model on disk, if it is to be looked for and kept.
+    Its configuration is transformers', of a family in :data:`outrider.models.native.decoder_plan.FAMILIES`.  ``kept``
+    is the packed model on disk, to read or write.
 
     Raises:
-        ModelError: the configuration or a weight cannot be served.
+        ModelError: the configuration or a weight is not supported.
     """
 
     backend = "native"
@@ -83,7 +79,7 @@ class NativeModel:
             raise ModelError(f"the native backend cannot serve {name}: {reason}")
         with _naming(name):
             drawn = blueprint(config)
-        weights.check(drawn.shapes)  # from here on, no size is larger than what is really there
+        weights.check(drawn.shapes)  # from here on, all sizes are those of real tensors
         with _naming(name):
             plan = DecoderPlan.of(config, drawn, context_length)
         self.context_length = context_length
@@ -109,15 +105,10 @@ class NativeModel:
     def of(
         cls, files: ModelFiles, *, quantization: Quantization = Quantization.NONE, context_length: int
     ) -> NativeModel:
-        """Load a model from its files.
-
-        Args:
-            files: see :func:`outrider.models.loading.open_model`.
-            quantization: what to make of the weights.
-            context_length: most positions to serve.
+        """Load a model from its files (see :func:`outrider.models.loading.open_model`), quantised on the way.
 
         Raises:
-            ModelError: a weight is missing or cannot be served.
+            ModelError: a weight is missing or not supported.
         """
         source: WeightSource
         if files.gguf is None:
@@ -164,7 +155,7 @@ class NativeModel:
 
 
 def _matrices(plan: DecoderPlan, weights: WeightSource) -> dict[str, StoredMatrix]:
-    """Every matrix, in the order a pass reads them."""
+    """All matrices, in the order a pass reads them."""
     matrices = {
         f"{i}.{part}": weights.matrix(f"model.layers.{i}.{module}.weight").part(rows)
         for i in range(plan.layers)

@@ -1,12 +1,12 @@
-"""Packed models on disk, so that the next start reads instead of packing.
+"""Packed models on disk, so the next start reads them instead of packing again.
 
-An entry is two files: the packed bytes as they lie in memory, and what they were made from.  It is used only if the
-layout's version, the quantization, every matrix's shape and the weight files' contents are the same, and the packed
-bytes are those that were written.  A weight file's contents are told by a hash; while its size, times and inode are
-those that were noted with the hash, it is not read again.  The packed bytes have a checksum for each piece, and the
-pieces are read by several threads: most of the time goes into finding memory for them.
+An entry is two files: the packed bytes as in memory, and facts about their source.  It is used only if the layout's
+version, the quantization, every matrix's shape and the weight files' contents are unchanged, and the packed bytes are
+intact.  A hash identifies a weight file's contents; the file is not read again while its size, times and inode are
+unchanged.  The packed bytes have a checksum per piece, and several threads read the pieces, because most of the time
+goes into allocating memory.
 
-The bytes are read into huge pages and not mapped: a pass reads all of them, and from small pages that takes longer.
+The bytes are read into huge pages and not mapped: a pass reads all of them, and small pages would slow it down.
 """
 
 from __future__ import annotations
@@ -26,28 +26,23 @@ from outrider.files import PARTIAL, replacing, write_whole
 
 VARIABLE: Final = "OUTRIDER_PACKED"
 LAYOUT_VERSION: Final = 2
-"""To be raised with every change of what the kernels read."""
+"""Raise it with every change of the kernels' layout."""
 LEAST_BYTES: Final = 1 << 26
-"""Smaller models are packed again: that takes no time."""
+"""Smaller models are packed again, which takes no time."""
 MOST_BYTES: Final = 1 << 34
-"""The folder is kept below this; what was not used for longest goes first."""
+"""Maximum size of the folder; the least recently used entry goes first."""
 _log: Final = logging.getLogger("outrider")
 _CHUNK: Final = 1 << 24
 _THREADS: Final = 4
 
 
 def packed_folder() -> Path:
-    """Where packed models are kept: the folder that OUTRIDER_PACKED names, else ~/.cache/outrider/packed."""
+    """Folder of packed models: OUTRIDER_PACKED, else ~/.cache/outrider/packed."""
     return Path(os.environ.get(VARIABLE) or Path.home() / ".cache" / "outrider" / "packed")
 
 
 class PackedEntry:
-    """The packed form of one model.
-
-    Args:
-        sources: its weight files.
-        quantization: what was made of the weights.
-    """
+    """The packed form of one model, identified by its weight files and its quantization."""
 
     def __init__(self, sources: Sequence[Path], quantization: str) -> None:
         self._sources, self._quantization = [source.resolve() for source in sources], quantization
@@ -60,10 +55,10 @@ class PackedEntry:
 
         Args:
             layout: name, kind, inputs, outputs, place and size of every matrix.
-            to: where the bytes go.
+            to: the memory.
 
         Returns:
-            Whether there was an entry that fits; if not, the memory's contents are undefined.
+            Whether there was a valid entry; if not, the memory's contents are undefined.
         """
         try:
             facts = json.loads(self._facts.read_text(encoding="utf-8"))
@@ -82,7 +77,7 @@ class PackedEntry:
         return True
 
     def write(self, layout: list[list[Any]], packed: memoryview) -> None:
-        """Keep packed bytes; where that fails, the next start packs again."""
+        """Write packed bytes; if that fails, the next start packs again."""
         try:
             self._bytes.parent.mkdir(parents=True, exist_ok=True)
             with replacing(self._bytes, suffix=_own(), synced=False) as partial:
@@ -97,7 +92,7 @@ class PackedEntry:
                         "checksums": [zlib.crc32(piece) for piece in _pieces(packed)],
                     }
                     written.result()
-                self._facts.unlink(missing_ok=True)  # facts stand only beside the bytes they tell of
+                self._facts.unlink(missing_ok=True)  # facts exist only beside their bytes
             self._write_facts(facts)
             _prune(packed_folder(), keep=self._facts)
         except OSError as error:
@@ -117,7 +112,7 @@ class PackedEntry:
 
 
 def _own() -> str:
-    """An end of a partial file's name that no other process uses: several may pack the same model."""
+    """Suffix of a partial file that no other process uses: several may pack the same model."""
     return f".{os.getpid()}{PARTIAL}"
 
 
@@ -130,7 +125,7 @@ def _pieces(packed: memoryview) -> list[memoryview]:
 
 
 def _read_piece(path: Path, start: int, to: memoryview) -> int:
-    """Fill a piece of memory from a file's bytes at an offset, and return its checksum."""
+    """Fill memory from a file's bytes at an offset, and return their checksum."""
     with path.open("rb", buffering=0) as file:
         file.seek(start)
         done = 0
@@ -143,7 +138,7 @@ def _read_piece(path: Path, start: int, to: memoryview) -> int:
 
 
 def _stamp(source: Path) -> list[int]:
-    """What changes when a file is written: size, times, inode."""
+    """Size, times and inode of a file, which change when it is written."""
     status = source.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
@@ -157,7 +152,7 @@ def _hash(source: Path) -> str:
 
 
 def _prune(folder: Path, keep: Path) -> None:
-    """Delete the entries not used for longest until the folder is small enough."""
+    """Delete the least recently used entries until the folder is small enough."""
     entries = sorted(folder.glob("*.json"), key=lambda path: (path == keep, path.stat().st_mtime))
     sizes = {path: _size(path.with_suffix(".packed")) for path in entries}
     total = sum(sizes.values())

@@ -1,7 +1,7 @@
-"""Weights of the native backend: read from GGUF, safetensors or memory, and repacked as the kernels take them.
+"""Weights of the native backend: read from GGUF, safetensors or memory, and repacked for the kernels.
 
-A source hands out matrices in the bits they are stored in; nothing is widened on the way, so loading needs little
-more memory than the packed model itself.
+A source gives matrices in their stored bits and widens nothing, so loading needs little more memory than the packed
+model.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from outrider.models.native.packed_cache import LEAST_BYTES, PackedEntry
 
 ALIGNMENT: Final = 4096
 _BODY: Final = "model."
-"""What parameters' names begin with but the output layer's."""
+"""Prefix of all parameters' names but the output layer's."""
 _COMPUTED: Final = "rotary_emb.inv_freq"
-"""Constants that older checkpoints hold, and every model computes."""
+"""Constants in older checkpoints, which every model computes."""
 _PLAIN_KINDS: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _KINDS: Final = {kind.name: kind for kind in TENSOR_KINDS.values()}
 Bytes = np.ndarray[Any, Any]
 
 
 class Quantization(enum.Enum):
-    """What weights may be made into at load."""
+    """Quantizations of weights at load."""
 
     NONE = "none"
     """Keep the file's own bits."""
@@ -43,10 +43,10 @@ class Quantization(enum.Enum):
 
     @classmethod
     def named(cls, name: str) -> Quantization:
-        """The quantization of a name.
+        """Find a quantization by name.
 
         Raises:
-            ConfigError: listing the names there are.
+            ConfigError: there is none; the message lists all.
         """
         try:
             return cls(name)
@@ -61,26 +61,26 @@ _QUANTIZED_KIND: Final = {Quantization.NONE: None, Quantization.W8: "Q8_0", Quan
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """A weight matrix as stored; its bytes are fetched only when it is packed."""
+    """A weight matrix as stored; its bytes are read only for packing."""
 
     kind: str
     inputs: int
     outputs: int
     raw: Callable[[], Bytes]
-    """Makes the stored rows: uint8, flat, one after the other."""
+    """Reads the stored rows: uint8, flat, in order."""
     order: Bytes | None = None
     """int64 [outputs], the stored row of each output; None keeps the order."""
     release: Callable[[], None] = lambda: None
-    """Gives back the memory that the stored rows take, once they are packed."""
+    """Frees the memory of the stored rows, after packing."""
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the rows it is made of."""
+        """Bytes of its rows."""
         kind = _KINDS[self.kind]
         return self.outputs * self.inputs // kind.block_elements * kind.block_bytes
 
     def part(self, rows: slice) -> StoredMatrix:
-        """Some of its outputs, one after the other."""
+        """The matrix of some of its outputs."""
         if rows == slice(0, self.outputs):
             return self
         assert self.order is None, "no family fuses matrices whose rows lie in another order"
@@ -93,13 +93,13 @@ class StoredMatrix:
 
 
 class WeightSource(Protocol):
-    """Hands out a model's numbers under transformers' parameter names."""
+    """A model's weights under transformers' parameter names."""
 
     def check(self, due: Mapping[str, tuple[int, ...]]) -> None:
-        """Hold the numbers against the shapes of all of a model's parameters, before any is read.
+        """Check the weights against the shapes of all parameters, before any is read.
 
         Raises:
-            ModelError: a parameter is missing, or has another shape or a kind that the kernels do not know.
+            ModelError: a parameter is missing, or has another shape or a kind without kernels.
         """
         ...
 
@@ -143,12 +143,7 @@ class GGUFWeights:
 
 
 class TensorWeights:
-    """Tensors in memory or in mapped files.
-
-    Args:
-        tensors: by parameter name.
-        name: the model's, for messages.
-    """
+    """Tensors in memory or in mapped files, by parameter name."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], name: str = "the model") -> None:
         self._tensors, self._name = tensors, name
@@ -156,9 +151,9 @@ class TensorWeights:
     def check(self, due: Mapping[str, tuple[int, ...]]) -> None:
         absent = [name for name in due if name not in self._tensors]
         if absent:
-            raise ModelError(f"{self._name}: its weights hold nothing for the model's {', '.join(absent[:3])}")
+            raise ModelError(f"{self._name}: its weights do not contain the model's {', '.join(absent[:3])}")
         for name, shape in due.items():
-            # transformers takes a name with or without the prefix, and of two the one that comes first
+            # transformers accepts names with and without the prefix; of two, it takes the first
             for other in {_BODY + name, name.removeprefix(_BODY)} - {name}:
                 if other in self._tensors:
                     raise ModelError(f"{self._name}: its weights hold {name!r} twice, the other time as {other!r}")
@@ -168,9 +163,7 @@ class TensorWeights:
                     f"{self._name}: {name!r} has the precision {tensor.dtype}, for which there are no kernels"
                 )
             if tuple(tensor.shape) != shape:
-                raise ModelError(
-                    f"{self._name}: {name!r} has the shape {list(tensor.shape)} where {list(shape)} is due"
-                )
+                raise ModelError(f"{self._name}: {name!r} has the shape {list(tensor.shape)} instead of {list(shape)}")
         unread = self._tensors.keys() - due.keys() - {OUTPUT_LAYER}  # an equal output layer is tied
         tell_unread(self._name, sorted(name for name in unread if not name.endswith(_COMPUTED)))
 
@@ -189,7 +182,7 @@ class TensorWeights:
 
 
 class RequantizedWeights:
-    """Another source's matrices in fewer bits: for drafters, whose precision changes the speed and never the text."""
+    """Another source's matrices in fewer bits, for drafters: that changes the speed and never the text."""
 
     def __init__(self, source: WeightSource, quantization: Quantization) -> None:
         self._source, self._kind = source, _QUANTIZED_KIND[quantization]
@@ -206,7 +199,7 @@ class RequantizedWeights:
 
 
 def quantized(stored: StoredMatrix, kind: str) -> StoredMatrix:
-    """The same matrix in another kind; one whose rows are no multiple of 32 is left as it is."""
+    """Convert a matrix to another kind; one whose rows are no multiple of 32 stays as it is."""
     if stored.inputs % 32:
         return stored
     wanted = StoredMatrix(kind, stored.inputs, stored.outputs, lambda: raw(), release=stored.release)
@@ -220,12 +213,7 @@ def quantized(stored: StoredMatrix, kind: str) -> StoredMatrix:
 
 
 def stored_matrix(weight: torch.Tensor, kind: str | None = None) -> StoredMatrix:
-    """A matrix of numbers in memory, in another kind if one is named and its rows are a multiple of 32.
-
-    Args:
-        weight: [outputs, inputs].
-        kind: ``Q8_0`` or ``Q4_0``; None keeps fp32.
-    """
+    """A matrix in memory, [outputs, inputs]: fp32, or of a ``kind`` as in :func:`quantized`."""
     outputs, inputs = weight.shape
 
     def raw() -> Bytes:
@@ -236,11 +224,7 @@ def stored_matrix(weight: torch.Tensor, kind: str | None = None) -> StoredMatrix
 
 
 class Arena:
-    """One zeroed block of memory for a whole model, in huge pages where the system has them.
-
-    Args:
-        size: bytes.
-    """
+    """One zeroed block of memory for a whole model, in huge pages if the system has them."""
 
     def __init__(self, size: int) -> None:
         # Shared anonymous memory, Python's default, gets no huge pages.
@@ -252,23 +236,21 @@ class Arena:
 
     @property
     def view(self) -> memoryview:
-        """All of it."""
+        """The whole block."""
         return memoryview(self._map)
 
     def piece(self, start: int, size: int) -> Bytes:
-        """Part of it, uint8."""
+        """A part of the block, uint8."""
         return self.bytes[start : start + size]
 
 
 def pack_all(matrices: Mapping[str, StoredMatrix], kept: PackedEntry | None = None) -> tuple[dict[str, Any], Arena]:
-    """Pack matrices into one arena, in order: a pass then reads its weights front to back.
+    """Pack matrices into one arena, in order, so a pass reads its weights front to back.
 
-    Args:
-        matrices: by name.
-        kept: where their packed form is looked for, and kept if it is worth it.
+    ``kept`` is the packed form on disk, to read or, if the model is large enough, to write.
 
     Returns:
-        The kernels' matrices by name, and the memory they lie in.
+        The kernels' matrices by name, and their memory.
     """
     layout, start = [], 0
     for name, stored in matrices.items():
@@ -277,7 +259,7 @@ def pack_all(matrices: Mapping[str, StoredMatrix], kept: PackedEntry | None = No
         start += -(-size // ALIGNMENT) * ALIGNMENT
     arena = Arena(start)
     if start < LEAST_BYTES or kept is None or not kept.read(layout, arena.view):
-        arena = Arena(start)  # what was read of a damaged entry is gone with the other
+        arena = Arena(start)  # drops what was read from a damaged entry
         for name, kind, inputs, outputs, place, size in layout:
             stored = matrices[name]
             cpu.pack(kind, inputs, outputs, stored.raw(), stored.order, arena.piece(place, size))

@@ -221,7 +221,7 @@ def regenerate(
     """
     chosen = config or AnswerConfig()
     assert llm.tokenizer is not None
-    facts = {"target": target, "tokenizer": llm.tokenizer.fingerprint()} | _deciding(chosen)
+    facts = {"target": target, "tokenizer": llm.tokenizer.fingerprint} | _deciding(chosen)
     file, report, begun = AnswerFile(path, facts), AnswerReport(), time.perf_counter()
     missing = [prompt for prompt in prompts if prompt.key not in file.keys]
     with closing(file), bar("answering prompts", len(missing), console) as tick:

@@ -118,7 +118,7 @@ class Recording:
     def needs(self) -> Needs:
         return self.recorder.needs
 
-    def build(self, bench: Workbench) -> RowWatcher:
+    def build(self, workbench: Workbench) -> RowWatcher:
         return self.recorder
 
     @classmethod
