@@ -63,7 +63,7 @@ def test_texts_of_a_clean_engine_pass(case: str, setting) -> None:  # type: igno
     for arm in (engine, with_decoys(engine, batch)):
         result = check_texts("texts", engine, arm, batch, exact=True)
         assert result.passed, result.detail
-        assert "taken over" not in result.detail
+        assert "prompt tokens reused" not in result.detail
 
 
 @pytest.mark.parametrize("rule", ["coupled", "point-mass", "block", "traversal"])
@@ -134,7 +134,7 @@ def test_prompts_that_begin_alike_and_the_faults_that_show_there(case: str, mode
     shared = replace(engine, prefix_cache=True)
     clean = check_texts("texts", engine, shared, batch, exact=model(0).row_invariant)
     assert clean.passed, clean.detail
-    assert "prompt tokens taken over" in clean.detail
+    assert "prompt tokens reused" in clean.detail
     for fault in IN_PREFIXES:
         assert not check_texts("texts", engine, fault.plant(shared), batch, exact=False).passed
     alone = replace(batch, prompts=batch.prompts[:1], params=batch.params[:1], plain=batch.plain[:1])
@@ -268,7 +268,7 @@ def test_a_wrong_rule_fails_the_whole_audit_and_a_lossy_one_is_refused() -> None
     assert not check_texts("texts", engine, engine, batch, exact=False).passed
     lossy = AcceptsEverything()
     lossy.lossless = False  # type: ignore[misc]
-    with pytest.raises(ConfigError, match="does not promise to be lossless"):
+    with pytest.raises(ConfigError, match="is not lossless"):
         audit(replace(engine, verifier=lossy), PROMPTS, model="tiny")
 
 

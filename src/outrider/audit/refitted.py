@@ -1,4 +1,4 @@
-"""An engine whose requests are changed as they come in: how the audit gets at one request's part of an engine."""
+"""An engine that changes each request as it arrives, so that the audit can replace a part of a request."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RefittedEngine(Engine):
 
 
 def with_sampler(kind: type[RequestSampler]) -> Callable[..., Engine]:
-    """An engine whose samplers are of some kind."""
+    """An engine whose requests use another sampler class."""
     return partial(RefittedEngine, partial(_resample, kind))
 
 
