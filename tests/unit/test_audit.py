@@ -12,7 +12,7 @@ import torch
 from contract.cases import PROMPTS, by_id
 from scipy import stats
 from tiny import VOCABULARY, tiny_model, tiny_native
-from wrapped import Wrapped
+from wrapped import Jittery
 
 from outrider import SamplingParams
 from outrider.audit import Effort, Parts, audit, audit_prompts
@@ -84,19 +84,6 @@ def test_a_text_that_is_not_plain_decodings_fails_though_each_token_could_be() -
     other = decode_plainly(engine, SAMPLED[0], PROMPTS, tokens=12, seed=9)
     assert check_texts("texts", engine, engine, batch, exact=True).passed
     assert not check_texts("texts", engine, engine, replace(batch, plain=other.plain), exact=True).passed
-
-
-class Jittery(Wrapped):
-    """A target full of near ties, whose last digits depend on how many rows share the pass."""
-
-    def __init__(self, jitter: float) -> None:
-        super().__init__(tiny_model(0))
-        self._jitter = jitter
-
-    def forward(self, batch, cache, layers=()):  # type: ignore[no-untyped-def]
-        output = self.target.forward(batch, cache, layers)
-        jitter = torch.sin(torch.arange(self.vocabulary) * float(len(batch.tokens))) * self._jitter
-        return output._replace(logits=(output.logits / 4).round() * 4 + jitter)
 
 
 @pytest.mark.parametrize("setting", [GREEDY, SAMPLED[1]], ids=lambda setting: setting.name)

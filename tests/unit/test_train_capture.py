@@ -168,7 +168,7 @@ def test_a_folder_of_other_layers_or_another_target_is_refused_with_both(tmp_pat
         buffer(tmp_path, target="b")
     with pytest.raises(ConfigError, match=r"was made with layers \[0, 2\], not \[1, 2\]"):
         FeatureBuffer(tmp_path, (1, 2), WIDTH, ROOM, target="a")
-    with pytest.raises(ConfigError, match=r"holds layers \[0, 2\], but \[1, 2\] are to be captured"):
+    with pytest.raises(ConfigError, match=r"has layers \[0, 2\], not \[1, 2\]"):
         capture(tiny_model(), texts(5), [1], buffer(tmp_path, target="a"))
 
 

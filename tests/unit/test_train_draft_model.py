@@ -197,7 +197,7 @@ def test_layers_are_spread_evenly_or_named() -> None:
         spread_layers(31, 30)
     with pytest.raises(ConfigError, match="there is no layer 30 to keep: the target's are 0 to 29"):
         parse_layers("0,30", 30)
-    with pytest.raises(ConfigError, match="in rising order, each once, not '3,3'"):
+    with pytest.raises(ConfigError, match="in ascending order, each once, not '3,3'"):
         parse_layers("3,3", 30)
     with pytest.raises(ConfigError, match=r"such as 0,9,29, not 'all'"):
         parse_layers("all", 30)

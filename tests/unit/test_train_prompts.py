@@ -204,7 +204,7 @@ def test_a_user_turn_is_sampled_from_where_it_begins_to_where_it_ends(llm: LLM) 
 
 
 def test_templates_that_hide_where_a_turn_ends_are_refused(tmp_path: Path) -> None:
-    for template, message in ((TEMPLATE.split("<|assistant|>")[0], "does not end"), ("hello", "changes what")):
+    for template, message in ((TEMPLATE.split("<|assistant|>")[0], "does not end"), ("hello", "changes a user")):
         model = LLM(make_folder(tmp_path / message[:4], template=template), backend="hf", speculation=None)
         assert model.tokenizer is not None
         with pytest.raises(ModelError, match=message):
@@ -243,5 +243,5 @@ def test_asking_for_more_prompts_than_there_are_is_refused(llm: LLM, monkeypatch
     monkeypatch.setattr(
         "outrider.train.data.templates.PromptTemplates.question", lambda self, kind, dice: "What is tea made of?"
     )
-    with pytest.raises(ConfigError, match="only 1 of .* prompts differ, and 30 are needed"):
+    with pytest.raises(ConfigError, match=r"only 1 of .* prompts differ, and 30 are needed"):
         list(Synthesis(llm, SynthesisConfig(code_share=0.0, sampled_share=0.0), held_out=SECRET).up_to(30))

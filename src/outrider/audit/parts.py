@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,12 +17,10 @@ from outrider.engine.request import Request
 from outrider.errors import NumericsError
 from outrider.kv.pool import KVPool
 from outrider.models.base import TargetModel
+from outrider.models.files.tokenizer import Tokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.tree import SequenceRows, TreeBatch
 from outrider.verify.base import Verifier
-
-if TYPE_CHECKING:
-    from outrider.models.files.tokenizer import Tokenizer
 
 Load = Callable[[str], "tuple[TargetModel, Tokenizer | None]"]
 """Loads a draft model by the name the user gave it."""

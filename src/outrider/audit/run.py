@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
@@ -21,10 +20,8 @@ from outrider.audit.stages import FALSE_ALARM, Effort, FrequencyStages, TextStag
 from outrider.errors import ConfigError
 from outrider.kernels.native import set_threads
 from outrider.models.base import TargetModel
+from outrider.models.files.tokenizer import Tokenizer
 from outrider.verify import Verifier, registered
-
-if TYPE_CHECKING:
-    from outrider.models.files.tokenizer import Tokenizer
 
 
 class NotingLoader:

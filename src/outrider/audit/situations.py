@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
@@ -22,10 +22,8 @@ from outrider.engine.engine import Engine
 from outrider.engine.request import Request, Status
 from outrider.engine.stopping import FinishReason
 from outrider.engine.turn import Progress
+from outrider.models.files.tokenizer import Tokenizer
 from outrider.sampling.params import LogitsProcessor, SamplingParams
-
-if TYPE_CHECKING:
-    from outrider.models.files.tokenizer import Tokenizer
 
 PAGE: Final = 4
 """Rows of a page; few, so that pages run out in the middle of a text."""

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from outrider.bench.selection import select
 from outrider.errors import ConfigError
+from outrider.models.files.tokenizer import Tokenizer
 from outrider.prompts import BUILT_IN, Prompt, read
-
-if TYPE_CHECKING:
-    from outrider.models.files.tokenizer import Tokenizer
 
 COMPLETE_CODE: Final = "Complete this Python function, answer with code only:\n"
 """Precedes bare function heads, so that an instruct model completes them and does not discuss them."""

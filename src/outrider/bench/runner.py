@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from outrider.bench.prompts import Encoded
 from outrider.config import CacheConfig, Speculation
@@ -21,12 +21,10 @@ from outrider.errors import NumericsError
 from outrider.heads.checkpoint import HeadCheckpoint
 from outrider.llm import LLM
 from outrider.metrics import PhaseSeconds, SpeculationStats
+from outrider.models.base import TargetModel
+from outrider.models.files.tokenizer import Tokenizer
 from outrider.sampling.params import SamplingParams
-
-if TYPE_CHECKING:
-    from outrider.models.base import TargetModel
-    from outrider.models.files.tokenizer import Tokenizer
-    from outrider.verify.base import Verifier
+from outrider.verify.base import Verifier
 
 _WARM_UP_TOKENS: Final = 8
 _SPARE_ROWS: Final = 1024

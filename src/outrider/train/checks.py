@@ -8,12 +8,14 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
+from rich.console import Console
 
 from outrider.errors import ConfigError, TrainingError
 from outrider.heads.checkpoint import CONFIG
+from outrider.llm import LLM
 from outrider.train.data.example import Example
 from outrider.train.data.prompts import VALIDATION_SHARE
 from outrider.train.data.regenerate import check_answered, read_answers
@@ -34,11 +36,6 @@ from outrider.train.training_data import (
     text_facts,
     to_answer,
 )
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from outrider.llm import LLM
 
 LEAST_JUDGING: Final = 3
 """Held-out texts that new prompts must be expected to give."""

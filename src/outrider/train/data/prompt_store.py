@@ -9,19 +9,17 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from rich.console import Console
 
 from outrider.errors import ConfigError
 from outrider.files import write_whole
+from outrider.llm import LLM
 from outrider.train.bars import bar
+from outrider.train.data.decontaminate import EvaluationPrompts
 from outrider.train.data.prompts import TrainingPrompt, training_prompts, write_prompts
 from outrider.train.data.synthesise import Synthesis, SynthesisConfig, in_words
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from outrider.llm import LLM
-    from outrider.train.data.decontaminate import EvaluationPrompts
 
 PROMPTS: Final = "prompts.jsonl"
 MADE: Final = "prompts.made.json"

@@ -8,16 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from outrider.errors import ConfigError
 from outrider.files import write_whole
+from outrider.models.files.tokenizer import Tokenizer
 from outrider.prompts import read
 from outrider.prompts.prompt import USER
 from outrider.train.data.decontaminate import EvaluationPrompts, evaluation_prompts
-
-if TYPE_CHECKING:
-    from outrider.models.files.tokenizer import Tokenizer
 
 VALIDATION_SHARE: Final = 0.03
 """Share of prompts that are held out."""

@@ -10,23 +10,21 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from rich.console import Console
 
 from outrider.completion import Choice
 from outrider.engine.call import Wish
 from outrider.engine.driver import Driver
 from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError, cause
+from outrider.llm import LLM
 from outrider.options import check_options, option
 from outrider.sampling.params import SamplingParams
 from outrider.train.bars import bar
 from outrider.train.data.example import Example
 from outrider.train.data.prompts import TrainingPrompt
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from outrider.llm import LLM
 
 _NO_ROOM: Final = (
     "the answers in {path} cannot be written ({error}); free some space and run the same command again, which keeps "

@@ -11,22 +11,20 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from outrider.completion import Choice
 from outrider.engine.call import Wish
 from outrider.engine.driver import Driver
 from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError, ModelError, RequestError
+from outrider.llm import LLM
+from outrider.models.files.tokenizer import Tokenizer
 from outrider.options import check_options, option
 from outrider.sampling.params import SamplingParams
 from outrider.train.data.decontaminate import EvaluationPrompts, evaluation_prompts, words
 from outrider.train.data.prompts import TrainingPrompt
 from outrider.train.data.templates import Kind, templates
-
-if TYPE_CHECKING:
-    from outrider.completion import Choice
-    from outrider.llm import LLM
-    from outrider.models.files.tokenizer import Tokenizer
 
 _MARK: Final = "☃ user's turn ☃"
 _PATIENCE: Final = 200

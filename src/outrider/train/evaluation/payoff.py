@@ -69,21 +69,20 @@ def compare(
     params = SamplingParams(max_tokens=TOKENS)
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     rounds: dict[str, list[tuple[int, int, float, float]]] = {name: [] for name in arms}
-    for number, prompt in enumerate(prompts, 1):
+    for done, prompt in enumerate(prompts, 1):
         times: dict[str, list[float]] = {name: [] for name in arms}
         for turn in range(TURNS):
             for name, llm in arms.items():
                 llm.clear_prefix_cache()
                 begun = time.perf_counter()
-                done = llm.generate(list(prompt), params)[0]
-                times[name].append(time.perf_counter() - begun - done.seconds.prefill)
+                text = llm.generate(list(prompt), params)[0]
+                times[name].append(time.perf_counter() - begun - text.seconds.prefill)
                 if not turn:
-                    tokens = len(done.token_ids)
-                    stats, taken = done.speculation, done.seconds
-                    rounds[name].append((tokens - 1, stats.rounds, taken.draft, taken.verify))
+                    stats, taken = text.speculation, text.seconds
+                    rounds[name].append((len(text.token_ids) - 1, stats.rounds, taken.draft, taken.verify))
         for name, turns in times.items():
             seconds[name].append(statistics.median(turns))
-        tick(number, "")
+        tick(done, "")
     plain, rows = sum(seconds[next(iter(arms))]), []
     for name in arms:
         tokens, count, draft, verify = (sum(column) for column in zip(*rounds[name], strict=True))

@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
+from rich.console import Console
 
 from outrider.config import SchedulerConfig, Speculation
 from outrider.drafters.base import Committed
@@ -17,17 +18,13 @@ from outrider.engine.build import build_engine
 from outrider.engine.driver import Driver
 from outrider.errors import ConfigError, NumericsError
 from outrider.kv.pool import KVPool
+from outrider.models.base import TargetModel
 from outrider.sampling.params import SamplingParams
 from outrider.train.bars import bar
 from outrider.train.data.example import Example
 from outrider.train.features.buffer import FeatureBuffer
 from outrider.train.features.recording import Recording, RowWatcher
 from outrider.verify import make_verifier
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from outrider.models.base import TargetModel
 
 PASS_ROWS: Final = 512
 """Rows of one pass."""

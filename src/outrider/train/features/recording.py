@@ -8,18 +8,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from outrider.drafters.base import Committed, DraftContext, Needs, Outcome, Workbench
 from outrider.errors import NumericsError
 from outrider.llm import LLM
+from outrider.train.data.example import Example
 from outrider.train.features.buffer import Captured, halves
 from outrider.tree import TokenTree, root_only
-
-if TYPE_CHECKING:
-    from outrider.train.data.example import Example
 
 
 class RowWatcher:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
 
+from outrider.llm import LLM
+from outrider.models.base import TargetModel
 from outrider.train.data.example import Example
+from outrider.train.data.prompts import TrainingPrompt
 from outrider.train.data.regenerate import AnswerConfig, answers
 from outrider.train.features.buffer import SHARD_BYTES, Captured, FeatureBuffer, row_bytes
 from outrider.train.features.capture import capture_each, captured_layers
 from outrider.train.features.recording import Recorder, watched
-
-if TYPE_CHECKING:
-    from outrider.llm import LLM
-    from outrider.models.base import TargetModel
-    from outrider.train.data.prompts import TrainingPrompt
 
 
 class Streamed:

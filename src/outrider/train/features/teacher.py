@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 
-if TYPE_CHECKING:
-    from outrider.models.base import TargetModel
+from outrider.models.base import TargetModel
 
 _MOST_LOGITS: Final = 1 << 25
 """Most logits of the whole vocabulary that are computed at once."""

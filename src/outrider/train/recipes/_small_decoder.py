@@ -10,20 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import writing
+from outrider.models.base import TargetModel
 from outrider.models.hf.blueprint import blueprint
 from outrider.models.hf.pruned import BODY, body, run, smaller_config, write_folder
 from outrider.models.loading import ModelFiles, open_model
 from outrider.models.native.decoder_plan import FAMILIES
 from outrider.models.parameters import parameters
-
-if TYPE_CHECKING:
-    from outrider.models.base import TargetModel
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from outrider.errors import ConfigError
+from outrider.models.base import TargetModel
 from outrider.options import check_options
 from outrider.train.features.batches import Batch, shifted
+from outrider.train.features.teacher import Teacher
 from outrider.train.objectives import Objective, make_objective
 from outrider.train.products import Product
-
-if TYPE_CHECKING:
-    from outrider.models.base import TargetModel
-    from outrider.train.features.teacher import Teacher
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from outrider.heads.blockwise import BlockwiseConfig, BlockwiseHead
+from outrider.models.base import TargetModel
 from outrider.options import option
 from outrider.train.features.batches import Batch
+from outrider.train.features.teacher import Teacher
 from outrider.train.recipes._new_head import draft_ids
 from outrider.train.recipes._parallel import parallel_acceptance, parallel_loss
 from outrider.train.recipes.base import Acceptance, LossReport, Recipe, register
-
-if TYPE_CHECKING:
-    from outrider.models.base import TargetModel
-    from outrider.train.features.teacher import Teacher
 
 
 @register

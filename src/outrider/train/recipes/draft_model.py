@@ -7,10 +7,12 @@ depends on the task.  Sanh et al., "DistilBERT", 2019 (arXiv 1910.01108), §3: s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
+from outrider.models.base import TargetModel
+from outrider.models.loading import ModelFiles
 from outrider.options import option
 from outrider.train.features.batches import Batch
 from outrider.train.features.teacher import Teacher
@@ -18,10 +20,6 @@ from outrider.train.products import Product
 from outrider.train.recipes._distillation import DraftModelProduct, chain_guesses, distillation_loss
 from outrider.train.recipes._small_decoder import Cut, SmallDecoder, check_cut, parse_layers, source_of, spread_layers
 from outrider.train.recipes.base import Acceptance, LossReport, Recipe, best_tokens, drafted_acceptance, register
-
-if TYPE_CHECKING:
-    from outrider.models.base import TargetModel
-    from outrider.models.loading import ModelFiles
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from outrider.errors import ConfigError
 from outrider.heads.dspark import CORRECTIONS, DSparkConfig, DSparkHead
+from outrider.models.base import TargetModel
 from outrider.options import option
 from outrider.train.features.batches import Batch, shifted
+from outrider.train.features.teacher import Teacher
 from outrider.train.features.vocabulary import draft_columns
 from outrider.train.recipes._blocks import choose_starts, corrected, draft_blocks
 from outrider.train.recipes._calibration import Confidences, cross_validated_errors, scaling_temperatures
@@ -33,10 +35,6 @@ from outrider.train.recipes.base import (
     starts,
     target_law,
 )
-
-if TYPE_CHECKING:
-    from outrider.models.base import TargetModel
-    from outrider.train.features.teacher import Teacher
 
 
 @register

@@ -6,22 +6,20 @@ Source: Li et al. 2024 (arXiv 2401.15077, §4.1); with more than one step, the c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.nn.functional import smooth_l1_loss
 
 from outrider.heads.eagle import EagleConfig, EagleHead
+from outrider.models.base import TargetModel
 from outrider.options import option
 from outrider.train.features.batches import Batch
+from outrider.train.features.teacher import Teacher
 from outrider.train.recipes._new_head import block_shape, new_head
 from outrider.train.recipes._unroll import unroll, unrolled_acceptance
 from outrider.train.recipes._weighted_loss import WeightedLoss
 from outrider.train.recipes.base import Acceptance, LossReport, Recipe, register, starts, target_law
-
-if TYPE_CHECKING:
-    from outrider.models.base import TargetModel
-    from outrider.train.features.teacher import Teacher
 
 
 @register

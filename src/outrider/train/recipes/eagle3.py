@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from outrider.heads.eagle3 import Eagle3Config, Eagle3Head
+from outrider.models.base import TargetModel
 from outrider.options import option
 from outrider.train.features.batches import Batch
+from outrider.train.features.teacher import Teacher
 from outrider.train.features.vocabulary import draft_columns
 from outrider.train.recipes._new_head import block_shape, draft_ids, new_head
 from outrider.train.recipes._unroll import unroll, unrolled_acceptance
 from outrider.train.recipes._weighted_loss import NAMES, WeightedLoss, Weights
 from outrider.train.recipes.base import Acceptance, LossReport, Recipe, register, starts, target_law
-
-if TYPE_CHECKING:
-    from outrider.models.base import TargetModel
-    from outrider.train.features.teacher import Teacher
 
 
 @register

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from outrider.train.evaluation.held_out import Evaluation
 from outrider.train.evaluation.intervals import LEAST_TEXTS, Interval, gain, interval_of, resamples
-
-if TYPE_CHECKING:
-    from outrider.train.evaluation.held_out import Evaluation
 
 LEAST_POINTS: Final = 4
 """Fewest points for a fit: a curve of three numbers goes through any three points."""
