@@ -59,8 +59,10 @@ class DraftModelRecipe(SmallDecoderRecipe):
     product: ClassVar[Product] = DraftModelProduct()
 
     def loss(self, head: SmallDecoder, batch: Batch, teacher: Teacher) -> LossReport:
+        """The objective of every row of an answer."""
         return distillation_loss(head, batch, teacher, self.divergence, self.others)
 
     def acceptance(self, head: SmallDecoder, batch: Batch, teacher: Teacher) -> Acceptance:
+        """Held-out acceptance of the chain of best guesses."""
         guesses = chain_guesses(head, batch, teacher, self.steps)
         return drafted_acceptance(batch, [guesses], best_tokens(batch, teacher))

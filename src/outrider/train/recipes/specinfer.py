@@ -31,9 +31,11 @@ class MembersProduct(DraftModelProduct):
     """A folder of draft models, ``1``, ``2`` and so on, whose merged tree is drafted."""
 
     def place(self, output: Path, index: int) -> Path:
+        """A numbered folder for each member."""
         return output / str(index + 1)
 
     def arms(self, method: str, output: Path) -> dict[str, Speculation]:
+        """The untrained model, each member alone, and all together."""
         single = DraftModelRecipe.method
         members = members_in(output)
         alone = {f"member {Path(member).name}": member for member in members}
@@ -55,6 +57,7 @@ class SpecInferRecipe(SmallDecoderRecipe):
     _earlier: ClassVar[tuple[SmallDecoder, ...]] = ()
 
     def next_stage(self, trained: Sequence[SmallDecoder]) -> SpecInferRecipe | None:
+        """The next member; it knows the earlier ones."""
         if len(trained) >= self.members:
             return None
         stage = dataclasses.replace(self)
@@ -76,6 +79,7 @@ class SpecInferRecipe(SmallDecoderRecipe):
     def acceptance_by_member(
         self, heads: Sequence[SmallDecoder], batches: Sequence[Batch], teacher: Teacher
     ) -> Mapping[str, Acceptance]:
+        """Held-out acceptance of each member alone, and of the merged tree."""
         chosen = {f"member {number + 1}": (head,) for number, head in enumerate(heads)} | {"merged": tuple(heads)}
         parts = {name: [self._merged(some, batch, teacher) for batch in batches] for name, some in chosen.items()}
         return {name: sum(part[1:], part[0]) for name, part in parts.items()}
