@@ -26,10 +26,8 @@ class RefittedEngine(Engine):
         super().__init__(**parts)
         self._change = change
 
-    def submit(
-        self, prompt: Sequence[int], params: SamplingParams, *, choice: int = 0, seed: int | None = None
-    ) -> Request:
-        request = super().submit(prompt, params, choice=choice, seed=seed)
+    def submit(self, prompt: Sequence[int], params: SamplingParams, **options: Any) -> Request:
+        request = super().submit(prompt, params, **options)
         self._change(request)
         return request
 

@@ -93,10 +93,8 @@ def _late(
 class LateEnds(Engine):
     """An end token counts only as the last token of its round, so text continues after one among accepted drafts."""
 
-    def submit(
-        self, prompt: Sequence[int], params: SamplingParams, *, choice: int = 0, seed: int | None = None
-    ) -> Request:
-        request = super().submit(prompt, params, choice=choice, seed=seed)
+    def submit(self, prompt: Sequence[int], params: SamplingParams, **options: Any) -> Request:
+        request = super().submit(prompt, params, **options)
         stream = self.tokenizer.stream(params.skip_special_tokens) if self.tokenizer else None
         request.stopper = Stopper(params, frozenset(), request.limit - request.prompt_length, stream)
         return request
@@ -118,10 +116,8 @@ class LateEnds(Engine):
 class SharedDice(Engine):
     """The ``n`` completions of a prompt use the same random numbers."""
 
-    def submit(
-        self, prompt: Sequence[int], params: SamplingParams, *, choice: int = 0, seed: int | None = None
-    ) -> Request:
-        return super().submit(prompt, params, seed=seed)
+    def submit(self, prompt: Sequence[int], params: SamplingParams, **options: Any) -> Request:
+        return super().submit(prompt, params, **options | {"choice": 0})
 
 
 class ThinStreams(Engine):
