@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny_native
+from tiny_trees import branching
 from wrapped import Wrapped
 
 from outrider.heads import native as heads_native
@@ -103,16 +104,6 @@ def in_torch(variant: str, rows: torch.Tensor, beside: torch.Tensor, batch: Tree
     head = module(variant)
     answers = head(beside[None], rows[None], batch.positions[None], attend_by(PassPlan(batch, cache_)))[0]
     return answers, head.logits(answers[batch.wanted], lambda final: final[:, :0])
-
-
-def branching(anchor: int) -> TokenTree:
-    builder = TreeBuilder(anchor)
-    left, right = builder.add(0, 11), builder.add(0, 12)
-    builder.add(left, 13)
-    deep = builder.add(right, 14)
-    builder.add(right, 15)
-    builder.add(deep, 16)
-    return builder.build()
 
 
 def passes() -> list[SequenceRows]:

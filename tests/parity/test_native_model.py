@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_trees import branching
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.errors import ModelError
@@ -126,16 +127,6 @@ def run(model: Any, cache_: PagedCache, *sequences: SequenceRows) -> torch.Tenso
         assert cache_.extend(sequence.key, sequence.context + sequence.tail)
     logits: torch.Tensor = model.forward(TreeBatch.pack(sequences), cache_).logits
     return logits.clone()
-
-
-def branching(anchor: int) -> TokenTree:
-    builder = TreeBuilder(anchor)
-    left, right = builder.add(0, 11), builder.add(0, 12)
-    builder.add(left, 13)
-    deep = builder.add(right, 14)
-    builder.add(right, 15)
-    builder.add(deep, 16)
-    return builder.build()
 
 
 def test_every_family_it_claims_is_tried() -> None:

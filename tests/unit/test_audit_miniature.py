@@ -12,11 +12,12 @@ import torch
 from contract.cases import by_id
 
 from outrider import SamplingParams
-from outrider.audit import miniature, request_faults
-from outrider.audit.faults import IN_FREQUENCIES, IN_LAWS, Fault
+from outrider.audit import miniature
+from outrider.audit.faults import IN_FREQUENCIES, IN_LAWS, IN_SITUATIONS, Fault
 from outrider.audit.frequencies import Here, check_frequencies, seek
 from outrider.audit.miniature import LENGTH, PROMPT, SETTINGS, VOCABULARY, Miniature
 from outrider.audit.parts import Parts
+from outrider.audit.refitted import with_sampler
 from outrider.audit.stages import FEWEST_MINIATURES, _self_draft
 from outrider.audit.tie_rule import adjusted, survivors
 from outrider.drafters.base import DrafterConfig
@@ -73,11 +74,12 @@ def test_sound_engines_pass(config: DrafterConfig, rule: str) -> None:
     assert result.passed, result.detail
 
 
-SIBLINGS = (
-    Fault("min_tokens ignored after drafts", request_faults.ends_behind_drafts),
-    Fault("end inside accepted drafts missed", request_faults.late_ends),
-    next(fault for fault in IN_FREQUENCIES if fault.name == "q used for a greedy draft"),
-)
+SHOWN_HERE_TOO = {
+    "min_tokens ignored after drafts",
+    "end inside accepted drafts missed",
+    "q used for a greedy draft",
+}
+SIBLINGS = [fault for fault in (*IN_SITUATIONS, *IN_FREQUENCIES) if fault.name in SHOWN_HERE_TOO]
 """What ratio rules must not get wrong either; each shows here as well."""
 
 
@@ -100,7 +102,7 @@ class _LatePenalties(RequestSampler):
 
 
 def late_penalties(parts: Parts) -> Parts:
-    return replace(parts, engine=request_faults.with_sampler(_LatePenalties))
+    return replace(parts, engine=with_sampler(_LatePenalties))
 
 
 def test_penalties_alone_that_lag_behind_are_caught() -> None:

@@ -11,7 +11,7 @@ from byte_text import byte_tokenizer
 from contract.cases import PROMPTS, by_id
 from contract.cases import draft_models as models
 from tiny import tiny_model, tiny_native
-from wrapped import Wrapped
+from wrapped import Jittery
 
 from outrider.audit.faults import IN_SITUATIONS, Fault
 from outrider.audit.parts import Parts
@@ -86,19 +86,6 @@ def test_a_check_that_met_nothing_is_weak() -> None:
     engine = parts(tiny_model(0), "none")
     found = situations(engine).check("plain", engine, must_meet=True)
     assert found.weak, "nothing was drafted, so no text ended inside accepted drafts"
-
-
-class Jittery(Wrapped):
-    """A target full of near ties, whose last digits depend on how many rows share the pass."""
-
-    def __init__(self, jitter: float) -> None:
-        super().__init__(tiny_model(0))
-        self._jitter = jitter
-
-    def forward(self, batch, cache, layers=()):  # type: ignore[no-untyped-def]
-        output = self.target.forward(batch, cache, layers)
-        jitter = torch.sin(torch.arange(self.vocabulary) * float(len(batch.tokens))) * self._jitter
-        return output._replace(logits=(output.logits / 4).round() * 4 + jitter)
 
 
 def test_ties_may_fall_either_way_even_where_they_decide_the_end() -> None:

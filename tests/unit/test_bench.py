@@ -43,11 +43,6 @@ ENDLESS = {"id": "endless", "category": "words", "turns": ["z " * 600]}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
 def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("models") / "drafter", seed=1)
 

@@ -33,16 +33,6 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("models") / "other", seed=1)
-
-
 EVERY = [[name] for name in COMMANDS] + [[name, below] for name in GROUPS for below in GROUPS[name]]
 
 

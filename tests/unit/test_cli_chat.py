@@ -13,17 +13,11 @@ from command_line import completed, run
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
-from tiny_folder import make_folder
 
 from outrider import LLM, Speculation
 from outrider.cli import terminal
 from outrider.cli.chat import COMMANDS, ENDS, Conversation, banner
 from outrider.completion import Chunk
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("models") / "tiny")
 
 
 class TestChat:

@@ -24,16 +24,6 @@ from outrider.models.backends import load_model
 from outrider.options import Role, drafter_option, roles_of
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("models") / "other", seed=1)
-
-
 def test_json_has_what_it_promises(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     result = completed(capsys, "a b a b a b", "--model", folder, "--max-tokens", 12, "--speculative-algorithm", "NGRAM")
     assert len(result["token_ids"]) == result["usage"]["completion_tokens"] <= 12

@@ -15,7 +15,6 @@ import pytest
 import torch
 from byte_text import SIZE, byte_tokenizer
 from tiny import tiny_model
-from tiny_folder import make_folder
 from tiny_heads import tiny_head
 
 from outrider import LLM, CacheConfig, RequestError, SamplingParams, SchedulerConfig, Speculation
@@ -452,11 +451,6 @@ def test_every_door_takes_them(llm: LLM) -> None:
 
 
 # -------------------------------------------------------------------------------------------- making an LLM
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("model"))
 
 
 def test_a_draft_model_goes_behind_lookup(folder: Path) -> None:

@@ -18,7 +18,6 @@ from gguf_files import TinyFile
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tiny_folder import make_folder
 
 from outrider.errors import ModelError
 from outrider.kernels.native import cpu, missing
@@ -66,11 +65,6 @@ def gguf_bytes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], byte
         return TinyFile(architecture).write(tmp_path_factory.mktemp("gguf") / "tiny.gguf").read_bytes()
 
     return make
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("hf") / "tiny-folder")
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])

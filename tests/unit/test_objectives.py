@@ -127,7 +127,7 @@ def test_weighted_sums_are_values() -> None:
     [
         ("tvd", "there is no objective 'tvd'; there are: acceptance"),
         ("2tv", "'2tv' is not"),
-        ("1..2*tv", "'1..2' is not"),
+        ("1..2*tv", "must be a number, not '1..2'"),
     ],
 )
 def test_bad_objectives_are_refused(text: str, message: str) -> None:

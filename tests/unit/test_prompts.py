@@ -189,7 +189,7 @@ def test_an_entry_that_is_no_prompt_is_named_by_its_line(text: str, place: str, 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("text", ["", "\n \n", "[]", "[ ]\n"])
 def test_a_file_without_prompts_is_named(command: str, text: str, write: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError, match=r"no prompt.*mine\.x|mine\.x holds no prompts"):
+    with pytest.raises(ConfigError, match=r"no prompt.*mine\.x|mine\.x has no prompts"):
         COMMANDS[command](write(text, "mine.x"))
 
 

@@ -41,7 +41,7 @@ def test_every_recipe_registers() -> None:
     assert set(METHODS) <= set(trainable())
     for name in trainable():
         assert recipe_class(name).method == name
-    with pytest.raises(ConfigError, match="there is no training for 'ngram'; there is for: blockwise"):
+    with pytest.raises(ConfigError, match="method 'ngram' cannot be trained; trainable methods are: blockwise"):
         recipe_class("ngram")
 
 

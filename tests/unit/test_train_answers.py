@@ -107,7 +107,7 @@ def test_validation_answers_are_kept_apart(whole: Path) -> None:
 def test_a_file_made_otherwise_is_refused_with_both_values(
     llm: LLM, whole: Path, config: AnswerConfig, target: str, name: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"were made with (--answer-)?{name.replace('_', '-')} .* and now it is"):
+    with pytest.raises(ConfigError, match=rf"were made with (--answer-)?{name.replace('_', '-')} .*, not "):
         regenerate(llm, PROMPTS, whole, config, target=target)
 
 
@@ -132,7 +132,7 @@ def test_a_full_disk_ends_with_one_sentence_and_keeps_what_is_there(
         write(self, value)
 
     monkeypatch.setattr(regenerate_module.AnswerFile, "_write", full)
-    with pytest.raises(ConfigError, match=r"No space left on device.*free some space there and run the same command"):
+    with pytest.raises(ConfigError, match=r"No space left on device.*free some space and run the same command"):
         regenerate(llm, PROMPTS, path, CONFIG)
     assert llm.engine.end_cancelled() == []
     assert llm.engine.idle

@@ -63,11 +63,11 @@ def test_long_texts_are_cut_and_texts_without_an_answer_are_left_out() -> None:
     assert batch.mask.tolist() == [[False, True, True, False]]
     assert [shape.learnable(text(9, start)) for start in (0, 1, 3, 4)] == [False, True, True, False]
     assert not shape.learnable(text(3, 3))
-    with pytest.raises(ConfigError, match="no text has an answer that begins before token 4"):
+    with pytest.raises(ConfigError, match="no text has an answer that starts before token 4"):
         next(Batches(InMemory([text(9, 5)]), shape, seed=0))
     with pytest.raises(ConfigError, match="nothing to train on"):
         next(Batches(InMemory([]), shape, seed=0))
-    with pytest.raises(ConfigError, match="no held-out texts"):
+    with pytest.raises(ConfigError, match="no held-out text"):
         held_out_batches([text(9, 5)], shape)
 
 

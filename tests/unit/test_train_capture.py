@@ -84,12 +84,12 @@ def test_rows_are_the_unmodified_models_hidden_states() -> None:
 
 def test_a_head_gets_the_layers_it_reads_and_the_final_rows() -> None:
     assert captured_layers(tiny_model(), [1, 0]) == (0, 1, 2)
-    with pytest.raises(ConfigError, match=r"layers \[3\] were asked for, but the target has layers 0 to 2"):
+    with pytest.raises(ConfigError, match=r"the target has layers 0 to 2, so hidden rows of layers \[3\]"):
         captured_layers(tiny_model(), [3])
 
 
 def test_texts_longer_than_the_context_are_refused() -> None:
-    with pytest.raises(ConfigError, match="a text has 513 tokens, but the target's context holds 512"):
+    with pytest.raises(ConfigError, match="a text has 513 tokens, but the target's context has 512"):
         next(capture_each(tiny_model(), texts(513), LAYERS))
 
 
@@ -164,11 +164,11 @@ def test_a_damaged_index_means_that_everything_is_captured_again(
 
 def test_a_folder_of_other_layers_or_another_target_is_refused_with_both(tmp_path: Path) -> None:
     capture(tiny_model(), texts(5), [0], buffer(tmp_path, target="a"))
-    with pytest.raises(ConfigError, match="was made with target 'a', and now it is 'b'"):
+    with pytest.raises(ConfigError, match="was made with target 'a', not 'b'"):
         buffer(tmp_path, target="b")
-    with pytest.raises(ConfigError, match=r"was made with layers \[0, 2\], and now it is \[1, 2\]"):
+    with pytest.raises(ConfigError, match=r"was made with layers \[0, 2\], not \[1, 2\]"):
         FeatureBuffer(tmp_path, (1, 2), WIDTH, ROOM, target="a")
-    with pytest.raises(ConfigError, match=r"holds layers \[0, 2\], but \[1, 2\] are to be captured"):
+    with pytest.raises(ConfigError, match=r"has layers \[0, 2\], not \[1, 2\]"):
         capture(tiny_model(), texts(5), [1], buffer(tmp_path, target="a"))
 
 
@@ -179,7 +179,7 @@ def test_the_buffer_keeps_within_its_bytes(tmp_path: Path) -> None:
     assert report.left == 13
     sizes = [path.stat().st_size for path in tmp_path.glob("shard-*")]
     assert sum(sizes) < 10_000 + 400 * len(sizes)  # a header for each
-    with pytest.raises(ConfigError, match=r"is full: it holds .* bytes, and 10000 are allowed; allow more"):
+    with pytest.raises(ConfigError, match=r"is full: it has .* of 10000 bytes; allow more"):
         store.append(texts(10)[0], {layer: torch.zeros(10, WIDTH) for layer in LAYERS})
     store.clear()
     assert (len(store), store.bytes) == (0, 0)
@@ -229,7 +229,7 @@ def test_rows_out_of_range_are_bounded_and_rows_that_are_no_numbers_refused(tmp_
     assert store[0].features[0].unique().tolist() == [65504.0]
     assert store[0].features[2].unique().tolist() == [-65504.0]
     rows[1, 3] = float("nan")
-    with pytest.raises(NumericsError, match="layer 2 are not numbers"):
+    with pytest.raises(NumericsError, match="layer 2 contain NaN"):
         store.append(texts(2, seed=1)[0], {0: torch.zeros(2, WIDTH), 2: rows})
 
 

@@ -39,11 +39,11 @@ class Refusal(NamedTuple):
 
 
 REFUSALS = {
-    "no texts": Refusal([], "there is nothing to train on: {new}/data holds no answers; name prompts with --data FILE"),
-    "too few prompts": Refusal(["--synthesise", "40"], "leaves too few texts to judge by, about 1.2, since 3 in 100"),
+    "no texts": Refusal([], "there is nothing to train on: {new}/data has no answers; name prompts with --data FILE"),
+    "too few prompts": Refusal(["--synthesise", "40"], "gives too few held-out texts, about 1.2, because 3 in 100"),
     "other answers": Refusal(
         ["--data-folder", "{place}/done/data", "--data", "{prompts}", "--answer-max-tokens", "7"],
-        "were made with --answer-max-tokens 10, and now it is 7; give --answer-max-tokens 10, or another --data-folder",
+        "were made with --answer-max-tokens 10, not 7; give --answer-max-tokens 10, or another --data-folder",
     ),
     "less than none": Refusal(["--synthesise", "-5", "--data", "{prompts}"], "--synthesise must be 0 or more, not -5"),
     "hardly enough": Refusal(["--synthesise", "99"], "ask for 100 or more"),
@@ -66,7 +66,7 @@ REFUSALS = {
     ),
     "output is the start": Refusal(
         ["--output", "{place}/done", "--start-from", "{place}/done", "--data", "{prompts}"],
-        "--output would write over {place}/done, the head to start from",
+        "--output would overwrite {place}/done, the head to start from",
         ["medusa", "--heads", "2"],
     ),
     "two vocabularies": Refusal(
@@ -74,12 +74,12 @@ REFUSALS = {
     ),
     "another head": Refusal(
         ["--start-from", "{place}/done", "--data", "{prompts}"],
-        "with heads 2, and this training's would have 3; give --heads 2",
+        "with heads 2, but this training uses 3; give --heads 2",
         ["medusa", "--heads", "3"],
     ),
     "other texts": Refusal(
         ["--output", "{place}/done", "--data", "{place}/more.jsonl", "--answer-max-tokens", "10"],
-        "now there are 1 to answer; give another --output with --data-folder {place}/done/data, and with --start-from",
+        "now there are 1 to answer; give another --output with --data-folder {place}/done/data, and --start-from",
     ),
     "grown prompts": Refusal(
         ["--output", "{place}/done", "--data", "{prompts}", "--synthesise", "200", "--answer-max-tokens", "10"],
@@ -87,11 +87,11 @@ REFUSALS = {
     ),
     "more tokens": Refusal(
         ["--output", "{place}/done", "--data", "{prompts}", "--answer-max-tokens", "10", "--tokens", "500"],
-        "holds a training with --tokens 300, not 500; the learning rate falls over all of them, so none can be added",
+        "holds a training with --tokens 300, not 500; the learning rate schedule depends on them, so none can be added",
     ),
     "another seed": Refusal(
         ["--output", "{place}/done", "--data", "{prompts}", "--answer-max-tokens", "10", "--seed", "4"],
-        "holds a training with --seed 0, not 4; go on with the same options, or choose another folder with --output",
+        "holds a training with --seed 0, not 4; continue with the same options, or choose another folder with --output",
     ),
 }
 
@@ -117,7 +117,7 @@ def test_a_model_that_no_training_made_is_not_written_over(
     (tmp_path / "config.json").write_text("{}")
     command = words(place, "--data", str(place / "prompts.jsonl"), "--output", str(tmp_path))
     assert main(command) == 2
-    assert "holds a model that no training in it has made" in capsys.readouterr().err
+    assert "holds a model that was not trained there" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
 
 
@@ -185,7 +185,7 @@ def test_no_more_texts_are_answered_to_judge_by_than_are_asked_for(
     assert main(words(place, *options, "--held-out", "2")) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["training"]["held_out_texts"] == 2
-    assert "and 2 to judge by" in captured.err
+    assert "and 2 held out" in captured.err
     assert "2 held-out prompts, greedy" in captured.err
     lines = [json.loads(line) for line in (tmp_path / "data" / "answers.jsonl").read_text().splitlines()[1:]]
     assert len([line for line in lines if line["validation"]]) == 2
@@ -242,7 +242,7 @@ def test_two_trainings_in_one_folder_are_kept_apart(
         command = words(place, "--data", str(place / "prompts.jsonl"), "--output", str(tmp_path))
         assert main(command) == 2
         err = capsys.readouterr().err
-        assert f"in {tmp_path / folder}; wait until it has ended, or name another folder with {flag}" in err
+        assert f"in {tmp_path / folder}; wait until it ends, or name another folder with {flag}" in err
         assert not (tmp_path / "data" / "answers.jsonl").exists()
     finally:
         other.kill()

@@ -112,7 +112,7 @@ def test_the_same_command_again_has_nothing_left_to_do(place: Path, capsys: pyte
     (place / "more.jsonl").write_text("".join(json.dumps({"prompt": f"and {n}?"}) + "\n" for n in range(40)))
     code, _, err = trained(place, capsys, "blockwise", "--heads", "2", "--data", str(place / "more.jsonl"))
     assert code == 2, "went on with other texts"
-    assert "holds a training on the texts there were, and now there are 4" in err
+    assert "holds a training on the earlier texts, and now there are 4" in err
     assert "to answer; give another --output with --data-folder" in err
     code, _, err = trained(place, capsys, "blockwise", "--heads", "2", "--max-length", "64")
     assert code == 2, "went on with other batches"
@@ -129,8 +129,8 @@ def test_answering_while_training_keeps_few_answers_and_drafts_all_the_same(
     code, out, err = trained(place, capsys, "medusa", "--heads", "2", "--online", output="on", data="little")
     assert code == 0, err
     assert json.loads(out.splitlines()[-1])["training"]["tokens"] >= 600
-    assert re.search(r"kept of [1-9]\d* texts to judge by, 0 computed now", err), "rows were computed twice"
-    assert "texts to train on, " not in err, "what should be answered anew was read from a buffer"
+    assert re.search(r"stored for [1-9]\d* held-out texts, 0 computed now", err), "rows were computed twice"
+    assert "training texts, " not in err, "what should be answered anew was read from a buffer"
     kept = [json.loads(line) for line in (place / "little" / "answers.jsonl").read_text().splitlines()[1:]]
     assert len([line for line in kept if not line["validation"]]) == 20
     assert 0 < len([line for line in kept if line["validation"]]) < PROMPTS // 5
@@ -151,10 +151,10 @@ def test_training_goes_on_from_a_head_that_was_trained_before(place: Path, capsy
     assert after["judged"][0]["accepted"] == before["best"]["accepted"], "it did not begin where the other ended"
     code, _, err = trained(place, capsys, "medusa", "--start-from", str(place / "begun"), output="other")
     assert code == 2
-    assert "is a head of kind eagle, and medusa trains those of kind medusa" in err
+    assert "is a head of kind eagle, but medusa trains kind medusa" in err
     code, _, err = trained(place, capsys, "eagle", "--start-from", str(place / "begun"), "--inner", "64", data="fresh")
     assert code == 2
-    assert "with inner 96, and this training's would have 64; give --inner 96" in err
+    assert "with inner 96, but this training uses 64; give --inner 96" in err
     assert not (place / "fresh").exists(), "prompts were answered first"
 
 
@@ -164,10 +164,10 @@ def test_answers_of_another_target_are_refused(place: Path, capsys: pytest.Captu
     words = ["train", "medusa", "--model", str(place / "another"), "--output", str(place / "not-ours"), *SMALL]
     words += ["--heads", "2", "--data-folder", str(place / "theirs")]
     assert main(words) == 2
-    assert "were made with target 'model', and now it is 'another'" in capsys.readouterr().err
+    assert "were made with target 'model', not 'another'" in capsys.readouterr().err
     (place / "theirs" / "answers.jsonl").unlink()
     assert main([*words, "--data", str(place / "prompts.jsonl")]) == 2
-    assert "was made with target 'model', and now it is 'another'" in capsys.readouterr().err, "their rows were taken"
+    assert "was made with target 'model', not 'another'" in capsys.readouterr().err, "their rows were taken"
 
 
 def test_too_few_prompts_to_judge_by_are_refused_before_any_is_answered(
@@ -176,7 +176,7 @@ def test_too_few_prompts_to_judge_by_are_refused_before_any_is_answered(
     (place / "few.jsonl").write_text(json.dumps({"prompt": "say 1 aloud"}) + "\n")
     words = ["train", "medusa", "--model", str(place / "model"), "--data", str(place / "few.jsonl"), *SMALL, *SHORT]
     assert main([*words, "--output", str(place / "nothing")]) == 2
-    assert "none of 1 prompts is kept to judge by" in capsys.readouterr().err
+    assert "none of 1 prompts is held out to judge by" in capsys.readouterr().err
     assert not (place / "nothing" / "data" / "answers.jsonl").exists()
 
 

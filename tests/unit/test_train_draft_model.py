@@ -193,11 +193,11 @@ def test_layers_are_spread_evenly_or_named() -> None:
     assert spread_layers(1, 30) == (0,)
     assert spread_layers(30, 30) == tuple(range(30))
     assert parse_layers("0, 9,29", 30) == (0, 9, 29)
-    with pytest.raises(ConfigError, match="the target has 30 layers, so from 1 to 30 of them can be kept, not 31"):
+    with pytest.raises(ConfigError, match="the target has 30 layers, so keep from 1 to 30 of them, not 31"):
         spread_layers(31, 30)
     with pytest.raises(ConfigError, match="there is no layer 30 to keep: the target's are 0 to 29"):
         parse_layers("0,30", 30)
-    with pytest.raises(ConfigError, match="in rising order, each once, not '3,3'"):
+    with pytest.raises(ConfigError, match="in ascending order, each once, not '3,3'"):
         parse_layers("3,3", 30)
     with pytest.raises(ConfigError, match=r"such as 0,9,29, not 'all'"):
         parse_layers("all", 30)
@@ -211,10 +211,10 @@ def test_the_last_layer_alone_is_the_last(target: TinyTarget) -> None:
 
 
 def test_what_cannot_be_cut_is_said(target: TinyTarget, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has 64 channels in a feed-forward part, and 65 were to be kept"):
+    with pytest.raises(ConfigError, match="has 64 channels in a feed-forward part; keep at most as many, not 65"):
         recipe(layers=1, inner=65).head(target, None, 0)
     memory = TinyTarget()
-    with pytest.raises(ConfigError, match="this target was made in memory"):
+    with pytest.raises(ConfigError, match="this target has none; load one from disk"):
         recipe(layers=1).head(memory, None, 0)
     shutil.copytree(target.source, tmp_path / "odd")
     config = json.loads((target.source / "config.json").read_text())
@@ -399,9 +399,9 @@ def test_a_wrong_layer_is_refused_before_any_answer_is_made(tmp_path: Path, caps
     words = ["train", "draft_model", "--model", str(make_folder(tmp_path / "model"))]
     words += ["--data", str(tmp_path / "prompts.jsonl"), "--output", str(tmp_path / "draft")]
     for options, problem in (
-        (["--layers", "3"], "the target has 2 layers, so from 1 to 2 of them can be kept, not 3"),
+        (["--layers", "3"], "the target has 2 layers, so keep from 1 to 2 of them, not 3"),
         (["--chosen-layers", "0,2"], "there is no layer 2 to keep: the target's are 0 to 1"),
-        (["--inner", "65", "--layers", "1"], "has 64 channels in a feed-forward part, and 65 were to be kept"),
+        (["--inner", "65", "--layers", "1"], "has 64 channels in a feed-forward part; keep at most as many, not 65"),
         (["--objective", "mse"], "there is no objective 'mse'"),
     ):
         assert main([*words, *options]) == 2

@@ -106,9 +106,9 @@ def test_a_flat_curve_is_not_followed() -> None:
 
 def test_too_few_judgements_or_texts_are_named() -> None:
     short = [evaluation(1000 * step, counts(0.2 * step, 12, 0)) for step in range(4)]
-    assert outlook(short, 3.0).reason == "too few judgements to extrapolate: 3, and 4 is the least"
+    assert outlook(short, 3.0).reason == "too few evaluations to extrapolate: 3 of at least 4"
     few = [evaluation(1000 * step, counts(0.15 * step, 3, 0)) for step in range(1, 6)]
-    assert outlook(few, 3.0).reason == "too few held-out texts to extrapolate: 3, and 4 is the least"
+    assert outlook(few, 3.0).reason == "too few held-out texts to extrapolate: 3 of at least 4"
 
 
 def test_a_judgement_without_texts_has_no_interval() -> None:

@@ -120,7 +120,7 @@ def test_a_finished_training_is_not_trained_again(tmp_path: Path) -> None:
 
 def test_another_training_in_the_folder_is_refused(tmp_path: Path) -> None:
     run(tmp_path)
-    with pytest.raises(TrainingError, match=r"holds a training with --learning-rate 0.001, not 0.01; go on with"):
+    with pytest.raises(TrainingError, match=r"holds a training with --learning-rate 0.001, not 0.01; continue with"):
         run(tmp_path, learning_rate=0.01)
 
 
@@ -149,7 +149,7 @@ def test_a_damaged_state_is_refused_and_a_partial_one_ignored(tmp_path: Path) ->
     (tmp_path / "state.pt.partial").write_bytes(b"half")
     run(tmp_path)
     (tmp_path / "state.pt").write_bytes((tmp_path / "state.pt").read_bytes()[:-500])
-    with pytest.raises(TrainingError, match=r"state.pt is damaged .*; remove it to begin anew"):
+    with pytest.raises(TrainingError, match=r"state.pt is damaged .*; remove it to start again"):
         run(tmp_path)
 
 
@@ -212,7 +212,7 @@ def test_it_stops_early_and_keeps_the_best(tmp_path: Path) -> None:
     trained = Training(task, options, tmp_path).run()
     found = trained.findings
     assert found.ended.startswith(
-        "stopped early: the last 3 judgements were surely worse than the best, the latest by -"
+        "stopped early: the last 3 judgements were significantly worse than the best, the latest by -"
     )
     assert found.tokens < 100_000
     later = [gain(found.best.counts, judgement.counts) for judgement in found.judged[found.best_index + 1 :]]
@@ -238,7 +238,7 @@ def test_it_does_not_stop_for_a_worse_figure_that_may_be_chance(
     trained = run(tmp_path, tokens=1200, judgements=12, patience=2).findings
     assert trained.best_index == 0
     assert trained.judged[-1].length < trained.best.length
-    assert trained.ended == "all 1,200 tokens were trained on"
+    assert trained.ended == "trained on all 1,200 tokens"
 
 
 def test_more_patience_goes_on_where_less_had_stopped(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_more_patience_goes_on_where_less_had_stopped(tmp_path: Path) -> None:
     for folder in ("one", "other"):  # the other never stopped
         again = dataclasses.replace(job(), recipe=Unlearning(job().recipe))
         trained = Training(again, settings(**options, patience=0), tmp_path / folder).run().findings
-        assert trained.ended == "all 6,000 tokens were trained on"
+        assert trained.ended == "trained on all 6,000 tokens"
     assert same(weights(tmp_path / "one"), weights(tmp_path / "other"))
 
 
@@ -265,14 +265,18 @@ def test_what_decides_no_step_may_change(option: dict[str, object], tmp_path: Pa
 
 def test_another_precision_than_was_chosen_is_refused(tmp_path: Path) -> None:
     run(tmp_path)
-    with pytest.raises(TrainingError, match=r"holds a training with --precision fp32, not bf16; go on with the same"):
+    with pytest.raises(
+        TrainingError, match=r"holds a training with --precision fp32, not bf16; continue with the same"
+    ):
         run(tmp_path, precision="bf16")
 
 
 def test_weights_of_other_shapes_are_refused_without_listing_them(tmp_path: Path) -> None:
     run(tmp_path)
     wider = dataclasses.replace(job(), head=job().recipe.head(TinyTarget(), torch.arange(32), seed=0))
-    with pytest.raises(TrainingError, match="holds a training with other shapes of the weights; go on with") as refused:
+    with pytest.raises(
+        TrainingError, match="holds a training with other shapes of the weights; continue with"
+    ) as refused:
         Training(wider, settings(), tmp_path).run()
     assert "{" not in str(refused.value)
 
@@ -320,13 +324,15 @@ def test_a_step_that_takes_too_much_memory_is_said(tmp_path: Path, monkeypatch: 
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
     monkeypatch.setattr(Training, "_forward", full)
-    with pytest.raises(TrainingError, match="a step takes more memory than cpu has; train with fewer --rows"):
+    with pytest.raises(TrainingError, match="a step needs more memory than cpu has; train with fewer --rows"):
         run(tmp_path)
 
 
 def test_a_loss_that_is_no_number_stops_with_advice(tmp_path: Path) -> None:
     task = dataclasses.replace(job(), recipe=Diverging(job().recipe))
-    with pytest.raises(TrainingError, match=r"loss of step 1 is not a number; .* lower --learning-rate than 0.001"):
+    with pytest.raises(
+        TrainingError, match=r"loss of step 1 is not a finite number; .* lower --learning-rate than 0.001"
+    ):
         Training(task, settings(), tmp_path).run()
 
 
@@ -337,8 +343,8 @@ def test_what_is_written_and_printed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     text = out.getvalue()
     assert "precision: " in text
     assert "held-out τ" in text
-    assert "all 6,000 tokens were trained on" in text
-    assert "tokens/s, judging left out" in text
+    assert "trained on all 6,000 tokens" in text
+    assert "tokens/s without judging" in text
     steps, judged = rows(tmp_path / "steps.csv"), rows(tmp_path / "held_out.csv")
     assert {"step", "tokens", "epoch", "learning_rate", "loss", "gradient", "loss_1", "loss_2", "data_s"} <= set(
         steps[0]
@@ -403,7 +409,7 @@ def test_a_law_goes_no_higher_than_the_head_can() -> None:
     assert law.limit <= 5.0
     unbounded = fit(points)
     assert unbounded is not None
-    assert "has not bent yet" in str(unbounded)
+    assert "has not begun to flatten" in str(unbounded)
 
 
 def test_the_picture_holds_its_points() -> None:

@@ -122,15 +122,15 @@ def test_a_smaller_number_uses_all_there_are_and_says_so(llm: LLM, tmp_path: Pat
     before = made(llm, tmp_path, 20)
     console = Console(record=True, width=200, file=io.StringIO())
     assert synthesise_prompts(llm, tmp_path, 5, CONFIG, console=console, held_out=NONE) == before
-    assert "20 were made before, and --synthesise asked for 5; all are used" in console.export_text()
+    assert "20 were made before; all are used, although --synthesise is 5" in console.export_text()
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"code_share": 0.9}, "made with --prompt-code-share 0.4, and now it is 0.9; give --prompt-code-share 0.4, or"),
-        ({"seed": 3}, "made with --prompt-seed 0, and now it is 3"),
-        ({"top_p": 0.5}, "made with --prompt-top-p 0.9, and now it is 0.5"),
+        ({"code_share": 0.9}, "made with --prompt-code-share 0.4, not 0.9; give --prompt-code-share 0.4, or"),
+        ({"seed": 3}, "made with --prompt-seed 0, not 3"),
+        ({"top_p": 0.5}, "made with --prompt-top-p 0.9, not 0.5"),
     ],
 )
 def test_prompts_made_otherwise_are_refused_whatever_the_number(
@@ -148,14 +148,14 @@ def test_prompts_made_otherwise_are_refused_whatever_the_number(
 def test_another_model_uses_the_prompts_but_adds_none(llm: LLM, tmp_path: Path) -> None:
     before = made(llm, tmp_path, 10, target="one")
     assert made(llm, tmp_path, 10, target="two") == before
-    with pytest.raises(ConfigError, match="were made by one, so two cannot add to them; leave out --synthesise"):
+    with pytest.raises(ConfigError, match="were made by one, so two cannot add more; leave out --synthesise"):
         made(llm, tmp_path, 11, target="two")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"synthesise": "x"}'])
 def test_a_damaged_account_of_them_is_named(llm: LLM, tmp_path: Path, text: str) -> None:
     (tmp_path / MADE).write_text(text)
-    with pytest.raises(ConfigError, match=r"prompts\.made\.json is damaged, .* remove it"):
+    with pytest.raises(ConfigError, match=r"prompts\.made\.json is damaged, .* remove the file"):
         made(llm, tmp_path, 10)
 
 

@@ -67,7 +67,7 @@ def test_the_end_says_what_was_trained_how_good_it_is_and_how_to_use_it() -> Non
     command = "outrider generate \"…\" --model 'my model' --draft-model 'heads/of mine'"
     assert f"Use it: {command}" in text
     assert "more --tokens; the curve has τ " in text
-    assert "more prompts (--synthesise, --data), since each text was read 4.0 times" in text
+    assert "more prompts (--synthesise, --data), because each text was read 4.0 times" in text
     assert "costs more than it saves" not in text
     assert "--vocabulary" not in text
 
@@ -76,10 +76,10 @@ def test_it_says_what_is_not_good_and_what_cannot_be_told() -> None:
     text = "\n".join(outcome(0.8, texts=3, rising=False, tokens=4000, covered=90).lines())
     assert "0.80× plain decoding at τ 1.20, ngram 1.30×; drafting costs more than it saves at this acceptance" in text
     assert "3 texts are too few for an interval" in text
-    assert "how far cannot be told: too few held-out texts to extrapolate" in text
+    assert "the gain is unknown: too few held-out texts to extrapolate" in text
     assert "a larger --vocabulary: 9 tokens cover 90.0% of the answers" in text
-    assert "more prompts narrow the intervals, too: 3 in 100 are kept to judge by" in text
-    assert "since each text was read" not in text
+    assert "more prompts, which narrow the intervals too: 3 in 100 are held out" in text
+    assert "because each text was read" not in text
     flat = "\n".join(outcome(0.8, rising=False).lines())
     assert "too flat to extrapolate: from 8,000 to 16,000 tokens τ changed by +0.000" in flat
 

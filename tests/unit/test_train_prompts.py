@@ -54,7 +54,7 @@ def write(path: Path, *values: object) -> Path:
 )
 def test_an_evaluation_prompt_is_refused_by_file_and_line_wherever_it_stands(tmp_path: Path, line: object) -> None:
     path = write(tmp_path / "mine.jsonl", {"prompt": "What is tea?"}, "", line)
-    with pytest.raises(ConfigError, match=r"mine\.jsonl: line 3 holds the words '.*' of an evaluation prompt"):
+    with pytest.raises(ConfigError, match=r"mine\.jsonl: line 3 contains the words '.*' of an evaluation prompt"):
         training_prompts([path], SECRET)
 
 
@@ -204,7 +204,7 @@ def test_a_user_turn_is_sampled_from_where_it_begins_to_where_it_ends(llm: LLM) 
 
 
 def test_templates_that_hide_where_a_turn_ends_are_refused(tmp_path: Path) -> None:
-    for template, message in ((TEMPLATE.split("<|assistant|>")[0], "does not end"), ("hello", "changes what")):
+    for template, message in ((TEMPLATE.split("<|assistant|>")[0], "does not end"), ("hello", "changes a user")):
         model = LLM(make_folder(tmp_path / message[:4], template=template), backend="hf", speculation=None)
         assert model.tokenizer is not None
         with pytest.raises(ModelError, match=message):
@@ -232,7 +232,7 @@ def test_as_many_prompts_are_made_as_were_asked_for_and_a_seed_makes_the_same_ag
 def test_a_target_whose_turns_never_end_is_named(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthesise_module, "SamplingParams", partial(SamplingParams, allowed_token_ids=(101,)))
     config = SynthesisConfig(max_tokens=8, sampled_share=1.0)
-    with pytest.raises(ModelError, match=r"of 200 user's turns that .* sampled only 0 are prompts"):
+    with pytest.raises(ModelError, match=r"only 0 of 200 user's turns that .* sampled are prompts"):
         list(Synthesis(llm, config, held_out=SECRET).up_to(4))
     llm.engine.end_cancelled()
     assert llm.engine.idle
@@ -243,5 +243,5 @@ def test_asking_for_more_prompts_than_there_are_is_refused(llm: LLM, monkeypatch
     monkeypatch.setattr(
         "outrider.train.data.templates.PromptTemplates.question", lambda self, kind, dice: "What is tea made of?"
     )
-    with pytest.raises(ConfigError, match="prompts only 1 differed, and 30 were asked for"):
+    with pytest.raises(ConfigError, match=r"only 1 of .* prompts differ, and 30 are needed"):
         list(Synthesis(llm, SynthesisConfig(code_share=0.0, sampled_share=0.0), held_out=SECRET).up_to(30))

@@ -92,7 +92,7 @@ def test_a_row_that_is_no_number_costs_its_own_text_alone() -> None:
         if sound:
             assert recorder.take(example) is not None
         else:
-            with pytest.raises(NumericsError, match=f"the text {example.key}: .* rows of layer 0 are not numbers"):
+            with pytest.raises(NumericsError, match=f"the text {example.key}: .* rows of layer 0 contain NaN"):
                 recorder.take(example)
     assert not recorder._ended
 

@@ -144,7 +144,7 @@ def test_the_command_makes_members_that_draft_together(
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["apart"] == result["apart"]
     fewer = [*words[: words.index("--members")], "--members", "1", *words[words.index("--members") + 2 :]]
     assert main(fewer) == 2
-    assert "2 is left of an earlier training and would join the 1 of this one" in capsys.readouterr().err
+    assert "2 is from an earlier training and would be used with the 1 networks of this one" in capsys.readouterr().err
     words = ["generate", "say 3 aloud", "--model", str(model), "--max-tokens", "8", "--json"]
     assert main([*words, "--speculative-draft-model-path", str(output)]) == 0
     done = json.loads(capsys.readouterr().out)

@@ -30,12 +30,12 @@ def written(method: str, folder: Path) -> str:
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("medusa", {"heads": 4}, "with heads 2, and this training's would have 4; give --heads 2, or begin without"),
-        ("medusa", {"layers": 2}, "with layers 1, and this training's would have 2; give --layers 1"),
-        ("eagle3", {"inner": 64}, "with inner 32, and this training's would have 64; give --inner 32"),
-        ("dspark", {"slots": 4}, "with slots 3, and this training's would have 4; give --slots 3"),
-        ("dspark", {"blocks": 2}, "with blocks 1, and this training's would have 2; give --blocks 1"),
-        ("dspark", {"rank": 4}, "with rank 8, and this training's would have 4; give --rank 8"),
+        ("medusa", {"heads": 4}, "with heads 2, but this training uses 4; give --heads 2, or leave out --start-from"),
+        ("medusa", {"layers": 2}, "with layers 1, but this training uses 2; give --layers 1"),
+        ("eagle3", {"inner": 64}, "with inner 32, but this training uses 64; give --inner 32"),
+        ("dspark", {"slots": 4}, "with slots 3, but this training uses 4; give --slots 3"),
+        ("dspark", {"blocks": 2}, "with blocks 1, but this training uses 2; give --blocks 1"),
+        ("dspark", {"rank": 4}, "with rank 8, but this training uses 4; give --rank 8"),
     ],
 )
 def test_a_head_of_another_shape_is_refused(
@@ -51,14 +51,14 @@ def test_a_head_of_another_shape_is_refused(
 def test_a_block_drafter_of_the_other_method_is_refused(tmp_path: Path) -> None:
     start = written("dspark", tmp_path)
     wanted = recipe("dflash", slots=3, blocks=1, rank=8, inner=32, correction="markov")
-    with pytest.raises(ConfigError, match=r"with draft_from_anchor True, .* False; train its own method, or begin"):
+    with pytest.raises(ConfigError, match=r"with draft_from_anchor True, .* False; train its own method, or leave out"):
         load_start(wanted, Path(start), tiny_model())
 
 
 @pytest.mark.parametrize("method", ["draft_model", "specinfer"])
 def test_what_begins_with_layers_of_the_target_takes_no_head(method: str, tmp_path: Path) -> None:
     start = written("medusa", tmp_path / "head")
-    with pytest.raises(ConfigError, match=f"{method} begins with layers of the target, .* leave out --start-from"):
+    with pytest.raises(ConfigError, match=f"{method} starts from layers of the target, .* leave out --start-from"):
         check_start(recipe(method), start, tmp_path / "out", tiny_model())
 
 
@@ -68,7 +68,9 @@ def test_members_of_an_earlier_training_do_not_join(tmp_path: Path) -> None:
         (tmp_path / name / "config.json").write_text("{}")
     target = tiny_model()
     check_start(recipe("specinfer", members=3), "", tmp_path, target)
-    with pytest.raises(ConfigError, match=r"3 is left of an earlier training and would join the 2 of this one; delete"):
+    with pytest.raises(
+        ConfigError, match=r"3 is from an earlier training and would be used with the 2 networks of this one; delete"
+    ):
         check_start(recipe("specinfer", members=2), "", tmp_path, target)
 
 
@@ -95,8 +97,8 @@ def tensors(head: torch.nn.Module) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("dspark", {"mask_id": 10_000_000}, "mask_id is 10000000, and the target has"),
-        ("dflash", {"mask_id": 10_000_000}, "mask_id is 10000000, and the target has"),
+        ("dspark", {"mask_id": 10_000_000}, "mask_id must be below the target's 64 tokens, not 10000000"),
+        ("dflash", {"mask_id": 10_000_000}, "mask_id must be below the target's 64 tokens, not 10000000"),
     ],
 )
 def test_an_option_that_does_not_fit_the_target_is_refused_at_once(

@@ -222,8 +222,8 @@ def test_training_with_d_pace_lowers_the_loss(method: str, tmp_path: Any) -> Non
     ("options", "named"),
     [
         ({"weights": "linear"}, "no weighting 'linear'; there are: geometric, exponential, d_pace"),
-        ({"smoothing": 0.2}, "smoothing is not read"),
-        ({"weights": "d_pace", "scale": 2.0}, "scale is not read where the weights are d_pace"),
+        ({"smoothing": 0.2}, "smoothing has no effect with"),
+        ({"weights": "d_pace", "scale": 2.0}, "scale has no effect with d_pace weights"),
         ({"weights": "d_pace", "smoothing": 1.5}, "smoothing must be"),
     ],
 )

@@ -8,26 +8,26 @@ from typing import Final, NamedTuple
 import torch
 
 FEWEST: Final = 25.0
-"""Expected counts below this are pooled: so far out in its tail the chi-square law is not to be trusted otherwise."""
+"""Expected counts below this are pooled: with fewer, the chi-square distribution is wrong this far out in its tail."""
 
 
 class Fit(NamedTuple):
-    """How well counts fit a law."""
+    """How well counts fit a distribution."""
 
     statistic: float
     degrees: int
     p_value: float
-    """Odds that counts from this law fit as badly; 0 where something impossible was counted."""
+    """Probability that counts from this distribution fit as badly; 0 if an impossible outcome was counted."""
     impossible: int
     """Counts in cells of probability 0."""
 
 
 def chi_square(counts: torch.Tensor, law: torch.Tensor) -> Fit:
-    """Test counts against a law.
+    """Test counts against a distribution.
 
     Args:
-        counts: [cells], how often each outcome was seen.
-        law: [cells], its probability; adds up to 1.
+        counts: [cells], the count of each outcome.
+        law: [cells], their probabilities; they add up to 1.
     """
     seen, law = counts.double(), law.double()
     impossible = int(seen[law == 0.0].sum())
@@ -36,7 +36,7 @@ def chi_square(counts: torch.Tensor, law: torch.Tensor) -> Fit:
     law, order = torch.sort(law)
     seen, expected = seen[order], law * seen.sum()
     rare = int((expected < FEWEST).sum())
-    if rare:  # pool them, and as many more as make the pool large enough
+    if rare:  # pool them, with others if the pool is too small
         enough = int(torch.searchsorted(torch.cumsum(expected, 0), FEWEST)) + 1
         rare = min(len(expected), max(rare, enough))
         seen = torch.cat((seen[rare:], seen[:rare].sum().view(1)))
@@ -46,7 +46,7 @@ def chi_square(counts: torch.Tensor, law: torch.Tensor) -> Fit:
 
 
 def tail(statistic: float, degrees: int) -> float:
-    """Odds that a chi-square variable of some degrees of freedom exceeds a value."""
+    """The probability that a chi-square variable exceeds a value."""
     if degrees == 0:
         return 1.0
     half = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
@@ -54,13 +54,12 @@ def tail(statistic: float, degrees: int) -> float:
 
 
 def needed(fit: Fit, samples: int, alarm: float) -> int:
-    """Samples of a law that is seen to be wrong with odds of about 99 %, told from fewer in which it was not.
+    """Estimate the samples that show with about 99 % probability that a distribution is wrong, if fewer did not.
 
-    What is wrong with a law raises the statistic in proportion to the samples.  Less than one standard deviation is
-    taken for one, since no more is known then.
+    An error raises the statistic in proportion to the samples.  An excess below one standard deviation counts as one.
 
     Returns:
-        A round number, at least a quarter above the samples there were.
+        A round number, at least a quarter above ``samples``.
     """
     degrees = max(1, fit.degrees)
     excess = max(fit.statistic - degrees, (2.0 * degrees) ** 0.5)
@@ -73,16 +72,16 @@ def needed(fit: Fit, samples: int, alarm: float) -> int:
 
 
 def _seen(degrees: int, shift: float, alarm: float) -> bool:
-    """Whether a shift of the statistic is almost certain to be noticed; see :func:`detectable` for how that is told."""
+    """Whether a test almost certainly notices a shift of the statistic, by the approximation of :func:`detectable`."""
     mean, deviation = degrees + shift, (2.0 * (degrees + 2.0 * shift)) ** 0.5
     return tail(max(0.0, mean - 2.33 * deviation), degrees) < alarm
 
 
 def detectable(samples: int, degrees: int, alarm: float) -> float:
-    """Total variation of a wrong law that is caught with odds of about 99 %.
+    """The total variation that a test notices with about 99 % probability.
 
-    A law at total variation d raises the statistic by at least ``4·d²·samples`` on average (Cauchy–Schwarz); the
-    normal approximation of the noncentral law is good enough for a figure in a report.
+    A distribution at total variation d raises the statistic by at least ``4·d²·samples`` on average (Cauchy–Schwarz).
+    The noncentral distribution is approximated by a normal one.
     """
     low, high = 0.0, 1.0
     for _ in range(40):

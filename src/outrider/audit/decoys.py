@@ -1,7 +1,7 @@
-"""A drafter that knows the answer and hides it among wrong tokens.
+"""A drafter that knows the answer and drafts it beside wrong tokens.
 
-Whatever method the user chose, this one exercises all of the engine on the user's model: trees that branch, accepted
-rows that lie apart in the cache, rejected rows before, beside and after them.
+It exercises the whole engine on the user's model, whatever method the user chose: branching trees, accepted rows apart
+in the cache, rejected rows before, beside and after them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from outrider.drafters.base import DraftContext, Drafter, DraftSequence, Needs, 
 from outrider.tree import TokenTree
 
 Answers = Mapping[tuple[int, ...], Sequence[Sequence[int]]]
-"""By prompt: the tokens of plain decoding, under every seed and choice."""
+"""By prompt: the tokens of plain decoding, for each seed and choice."""
 
 
 @dataclass(frozen=True, eq=False)
 class Decoys:
-    """Config of the drafter; it is not registered, since only an audit can know the answers."""
+    """Config of the drafter; not registered, because only an audit knows the answers."""
 
     answers: Answers
     depth: int = 3
@@ -40,7 +40,7 @@ class Decoys:
 
 
 class DecoyDrafter(Drafter):
-    """Drafts a wrong token and then the right one at every level, to a depth that changes from round to round."""
+    """Drafts a wrong and the right token at every level, to a depth that changes from round to round."""
 
     needs = Decoys.needs
 

@@ -1,4 +1,4 @@
-"""Checks 1 and 2: text with speculation is text without it, greedy and seeded."""
+"""Checks that texts with speculation equal texts without it, greedy and seeded."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from outrider.sampling.params import SamplingParams
 from outrider.verify import make_verifier
 
 ROW_SLACK: Final = 10.0
-"""Log-probabilities may differ by this many roundings of a score: they add up over a whole row."""
+"""Log-probabilities may differ by this many roundings of a score, because roundings add up over a row."""
 ORDINARY_LOGIT: Final = 16.0
-"""Size of the logits whose rounding is meant there."""
+"""The logit whose rounding :data:`ROW_SLACK` multiplies."""
 SHARED_PAGES: Final = 4
 """Pages of the prompts that begin alike."""
 NOTHING_TAKEN_OVER: Final = Remedy(advice=f"lower --max-tokens, so that prompts of more than {PAGE} tokens have room")
-"""No prompt took over rows of another, so nothing was compared."""
+"""For a run in which no prompt reused rows of another."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ SAMPLED: Final = (
 
 @dataclass(frozen=True)
 class PlainTexts:
-    """Prompts with their parameters, and what plain decoding makes of them."""
+    """Prompts with their parameters and the texts of plain decoding."""
 
     setting: SamplingCase
     prompts: tuple[tuple[int, ...], ...]
     params: tuple[SamplingParams, ...]
     plain: tuple[Request, ...]
     end_ids: frozenset[int] = frozenset()
-    """Tokens that end every text, beside those its parameters name."""
+    """Tokens that end every text, in addition to those in its parameters."""
 
     @property
     def answers(self) -> Answers:
@@ -73,7 +73,7 @@ class PlainTexts:
 
 
 def plainly(parts: Parts) -> Parts:
-    """The same target with nothing drafted, under the rule that throws the dice of a text that can be repeated."""
+    """The same engine without drafts, under the default rule, whose texts can be repeated."""
     return replace(parts, config=NoDraft(), verifier=make_verifier(Speculation().verifier))
 
 
@@ -97,28 +97,29 @@ def decode_plainly(
 
 
 def related_texts(prompts: Iterable[Sequence[int]], most: int) -> list[tuple[int, ...]]:
-    """Prompts that begin alike, made of the user's: one of some pages, others that part from it here or there, twice.
+    """Make prompts that begin alike from the user's prompts.
 
     Args:
         prompts: token ids.
         most: longest prompt that leaves room for output.
 
     Returns:
-        The prompt; some that differ from it in one token each; one that agrees with it only where a page begins.
+        A prompt of several pages, some that differ from it in one token each, and one that agrees with it only at the
+        first token of each page; each twice.
     """
     joined = [token for prompt in prompts for token in prompt]
     length = min(most, SHARED_PAGES * PAGE + PAGE // 2)
     text = (joined * (length // len(joined) + 1))[:length]
     known = sorted({0, 1, *joined})
     following = {token: known[place - 1] for place, token in enumerate(known)}
-    places = range(PAGE - 1, length, PAGE + PAGE // 2 - 1)  # another place of another page each time
+    places = range(PAGE - 1, length, PAGE + PAGE // 2 - 1)  # each in another page, at another offset
     near = [(*text[:place], following[text[place]], *text[place + 1 :]) for place in places]
     far = tuple(following[token] if place % PAGE else token for place, token in enumerate(text))
     return [tuple(text), *near, far] * 2
 
 
 def with_decoys(parts: Parts, batch: PlainTexts) -> Parts:
-    """The same engine with a drafter that hides plain decoding's tokens among wrong ones."""
+    """The same engine with a drafter that drafts plain decoding's tokens beside wrong ones."""
     return replace(parts, config=Decoys(batch.answers))
 
 
@@ -127,10 +128,10 @@ def check_texts(name: str, clean: Parts, parts: Parts, batch: PlainTexts, *, exa
 
     Args:
         name: of the check.
-        clean: the engine whose plain decoding is the judge.
+        clean: the engine whose plain decoding is the reference.
         parts: the engine under audit.
         batch: prompts and plain texts.
-        exact: demand equal tokens; otherwise the tie rule holds.
+        exact: require equal tokens; otherwise the tie rule applies.
     """
     try:
         requests = parts.complete(batch.prompts, batch.params)
@@ -140,7 +141,7 @@ def check_texts(name: str, clean: Parts, parts: Parts, batch: PlainTexts, *, exa
     if not parts.prefix_cache:
         return found.result(name)
     taken = sum(request.cached_tokens or 0 for request in requests)
-    return found.result(name, figures=f"{taken} prompt tokens taken over", remedy=None if taken else NOTHING_TAKEN_OVER)
+    return found.result(name, figures=f"{taken} prompt tokens reused", remedy=None if taken else NOTHING_TAKEN_OVER)
 
 
 @dataclass(frozen=True)
@@ -149,14 +150,14 @@ class Comparison:
 
     requests: tuple[Request, ...]
     judged: Mapping[int, Sequence[Judgement]]
-    """By text that differs: each of its tokens against plain decoding."""
+    """For each text that differs, its tokens judged by plain decoding."""
     gap: float
-    """How far the log-probability of any token lies from what plain decoding gives the same text."""
+    """Largest difference of a token's log-probability from plain decoding's."""
     complaints: tuple[str, ...]
 
     @classmethod
     def of(cls, clean: Parts, requests: Sequence[Request], batch: PlainTexts, *, exact: bool) -> Comparison:
-        """Compare tokens and their log-probabilities; see :func:`check_texts` for arguments."""
+        """Compare tokens and their log-probabilities; arguments as for :func:`check_texts`."""
         pairs = list(zip(requests, batch.plain, strict=True))
         differing = {i: mine.output_ids for i, (mine, plain) in enumerate(pairs) if mine.output_ids != plain.output_ids}
         judged = _judge(clean, batch, differing)
@@ -164,7 +165,7 @@ class Comparison:
         broken = [_complaint(i, judgements, exact) for i, judgements in judged.items()]
         allowed = ROW_SLACK * rounding(ORDINARY_LOGIT, clean.dtype)
         if gap > allowed:
-            broken.append(f"log-probabilities are off by {gap:.1e}, where rounding explains {allowed:.0e}")
+            broken.append(f"log-probabilities differ by {gap:.1e}; rounding explains {allowed:.0e}")
         return cls(tuple(requests), judged, gap, tuple(complaint for complaint in broken if complaint))
 
     def result(
@@ -175,8 +176,8 @@ class Comparison:
         Args:
             name: of the check.
             complaints: what else is wrong.
-            figures: what else was seen.
-            remedy: for a check that met nothing that could be wrong.
+            figures: more details.
+            remedy: for a check that had nothing to compare.
         """
         same = f"{len(self.requests) - len(self.judged)} of {len(self.requests)} texts identical"
         seen = ", ".join(filter(None, (same, _drafts(self.requests), figures)))
@@ -188,7 +189,7 @@ class Comparison:
 
 
 def _judge(clean: Parts, batch: PlainTexts, texts: Mapping[int, Sequence[int]]) -> dict[int, list[Judgement]]:
-    """Force texts through plain decoding; every token of each is judged."""
+    """Force texts through plain decoding and judge every token."""
     if not texts:
         return {}
     judges = {i: _judge_of(batch, i, text, clean) for i, text in texts.items()}
@@ -215,7 +216,7 @@ def _complaint(index: int, judgements: Sequence[Judgement], exact: bool) -> str:
             return f"text {index + 1} differs at token {place + 1}"
         if not found.tied:
             return f"text {index + 1}, token {place + 1} is {found.shortfall:.2g} below the best choice"
-    return f"text {index + 1} is not plain decoding's, though each of its tokens could be" if exact else ""
+    return f"text {index + 1} differs from plain decoding, though each token alone is possible" if exact else ""
 
 
 def _ties(judged: Mapping[int, Sequence[Judgement]]) -> str:

@@ -1,18 +1,20 @@
-"""The self-test: faults that other engines have had, planted one at a time; an audit that misses one proves nothing.
+"""The self-test: faults that other engines have had, planted one at a time.  The audit must catch each.
 
-Each fault replaces one part of an engine by a faulty one; no module is changed.
+Each fault replaces parts of an engine with faulty ones; no module is changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import torch
 
 from outrider.audit import request_faults
 from outrider.audit.parts import Parts
+from outrider.audit.refitted import RefittedEngine, with_sampler
 from outrider.drafters.base import Proposal
 from outrider.engine.picker import DRAWS, DrawingPicker
 from outrider.engine.turn import Turn
@@ -32,29 +34,31 @@ from outrider.verify.rows import TargetRows
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault and how it gets into an engine."""
+    """One fault, and how to plant it in an engine."""
 
     name: str
     plant: Callable[[Parts], Parts]
 
+    @classmethod
+    def replacing(cls, name: str, **parts: Any) -> Fault:
+        """A fault that replaces parts of an engine."""
+        return cls(name, partial(replace, **parts))
+
 
 class _ForgetfulCache(PagedCache):
-    def keep(self, kept: Sequence[Kept]) -> None:
-        """Copies nothing: the rows of rejected drafts stay where the accepted ones belong."""
+    """Commit copies no rows: those of rejected drafts stay where the accepted ones belong."""
+
+    def keep(self, kept: Sequence[Kept]) -> None: ...
 
 
 class _ForgetfulPool(KVPool):
     cache_type = _ForgetfulCache
 
 
-def stale_rows(parts: Parts) -> Parts:
-    """Commit moves no row of keys and values."""
-    return replace(parts, pool=_ForgetfulPool)
-
-
 class _HazyIndex(PrefixIndex):
+    """Pages match by their first token alone, so pages of another text are reused."""
+
     def page_text(self, tokens: Sequence[int], page: int) -> Text:
-        """The page's first token alone."""
         return super().page_text(tokens, page)[:1]
 
 
@@ -66,23 +70,14 @@ class _HazyPool(KVPool):
     cache_type = _HazyCache
 
 
-def hazy_prefixes(parts: Parts) -> Parts:
-    """Pages are taken over though the text on them differs."""
-    return replace(parts, pool=_HazyPool)
-
-
 class _ShiftedSiblings:
     """A target that sees every child but the first of its node one position too late."""
 
     def __init__(self, target: TargetModel) -> None:
         self._target = target
-        self.vocabulary, self.context_length = target.vocabulary, target.context_length
-        self.row_invariant, self.device = target.row_invariant, target.device
-        self.row_bytes, self.width, self.layers = target.row_bytes, target.width, target.layers
-        self.source, self.backend, self.own_threads = target.source, target.backend, target.own_threads
-        self.rollback, self.row_buckets, self.precision = target.rollback, target.row_buckets, target.precision
-        self.packed_bytes, self.token_bytes = target.packed_bytes, target.token_bytes
-        self.embed, self.unembed, self.unembed_rows = target.embed, target.unembed, target.unembed_rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
 
     def forward(self, batch: TreeBatch, cache: PagedCache, layers: tuple[int, ...] = ()) -> TargetOutput:
         positions = batch.positions.clone()
@@ -98,12 +93,14 @@ def _younger_siblings(sequence: SequenceRows) -> list[int]:
     return [row for row in rows if row >= 0]
 
 
-def shifted_siblings(parts: Parts) -> Parts:
-    """Positions of siblings count on instead of being equal."""
-    return replace(parts, target=_ShiftedSiblings(parts.target))
+def _with_shifted_siblings(parts: Parts) -> Parts:
+    target: Any = _ShiftedSiblings(parts.target)
+    return replace(parts, target=target)
 
 
 class _GreedyPicker(DrawingPicker):
+    """Drafts the most probable token, and claims that it was drawn from q."""
+
     def drawn(
         self,
         turn: Turn,
@@ -113,17 +110,13 @@ class _GreedyPicker(DrawingPicker):
         width: int,
         source: int,
     ) -> list[list[Proposal]]:
-        """Takes the most probable token and claims that it was drawn from q."""
         laws = turn.request.sampler.probabilities(logits, paths)
         return [[Proposal(int(q.argmax()), float(q.max()), q, ())] for q in laws]
 
 
-def greedy_drafts_with_q(parts: Parts) -> Parts:
-    """Drafts are the drafter's best tokens, but are tested as if they were drawn from its distribution."""
-    return replace(parts, verifier=Rejection(), picker=_GreedyPicker)
-
-
 class _PositionPicker(DrawingPicker):
+    """Keys the random numbers of a draft by the position it would have."""
+
     def drawn(
         self,
         turn: Turn,
@@ -133,7 +126,6 @@ class _PositionPicker(DrawingPicker):
         width: int,
         source: int,
     ) -> list[list[Proposal]]:
-        """Names the dice of a draft by the position it would stand at."""
         sampler = turn.request.sampler
         return [
             DRAWS[self._draws](sampler, sampler.position(path), q, 0, width, source)
@@ -142,7 +134,7 @@ class _PositionPicker(DrawingPicker):
 
 
 class _PositionDice:
-    """Dice that are named by the position of a node."""
+    """Random numbers keyed by the position of a node."""
 
     def __init__(self, sampler: RequestSampler, purpose: Purpose) -> None:
         self._sampler, self._purpose = sampler, purpose
@@ -175,17 +167,16 @@ class _FaultyRows:
 
 
 class _PositionBlock(Block):
+    """Keys by position, so the next round reuses the numbers that this one used past its end."""
+
     def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
         assert isinstance(rows, TargetRows)
         return super().accept(tree, _FaultyRows(rows, rows.probabilities, rows.sampler if len(tree) > 1 else None))
 
 
-def reused_noise(parts: Parts) -> Parts:
-    """Dice are named by position, so those a round has thrown past its end are thrown again by the next."""
-    return replace(parts, verifier=_PositionBlock(), picker=_PositionPicker)
-
-
 class _DraftBonus(Rejection):
+    """Takes the token after the last accepted draft from the drafter's distribution."""
+
     def accept(self, tree: TokenTree, rows: Rows) -> Verdict:
         p = [rows.probabilities[node] for node in range(len(tree))]
         for candidate in tree.candidates:
@@ -194,37 +185,34 @@ class _DraftBonus(Rejection):
         return super().accept(tree, _FaultyRows(rows, p))
 
 
-def bonus_from_draft(parts: Parts) -> Parts:
-    """The token after the last accepted draft comes from the drafter's row."""
-    return replace(parts, verifier=_DraftBonus())
-
-
 IN_TEXTS: Final = (
-    Fault("stale KV row", stale_rows),
-    Fault("sibling position off by one", shifted_siblings),
-    Fault("penalty without its path", request_faults.path_blind_choices),
+    Fault.replacing("stale KV row", pool=_ForgetfulPool),
+    Fault("sibling position off by one", _with_shifted_siblings),
+    Fault.replacing("penalty without its path", engine=with_sampler(request_faults.PathBlindChoices)),
 )
-"""Faults of the engine's bookkeeping, which show in greedy texts."""
-IN_PREFIXES: Final = (Fault("prefix key ignores tokens", hazy_prefixes),)
-"""Faults of the prefix cache, which show where prompts begin alike."""
+"""Faults of the engine's bookkeeping; greedy texts show them."""
+IN_PREFIXES: Final = (Fault.replacing("prefix key ignores tokens", pool=_HazyPool),)
+"""Faults of the prefix cache; prompts that begin alike show them."""
 IN_SITUATIONS: Final = (
-    Fault("end inside accepted drafts missed", request_faults.late_ends),
-    Fault("min_tokens ignored after drafts", request_faults.ends_behind_drafts),
-    Fault("processor without its path", request_faults.path_blind_processors),
-    Fault("n completions with the same noise", request_faults.shared_dice),
-    Fault("stream without accepted drafts", request_faults.thin_streams),
-    Fault("rows kept through preemption", request_faults.hoarded_rows),
+    Fault.replacing("end inside accepted drafts missed", engine=request_faults.LateEnds),
+    Fault.replacing("min_tokens ignored after drafts", engine=with_sampler(request_faults.NoMinimum)),
+    Fault.replacing("processor without its path", engine=with_sampler(request_faults.LateProcessors)),
+    Fault.replacing("n completions with the same noise", engine=request_faults.SharedDice),
+    Fault.replacing("stream without accepted drafts", engine=request_faults.ThinStreams),
+    Fault.replacing("rows kept through preemption", pool=request_faults.HoardingPool),
 )
-"""Faults of a request's life, which show where it ends early, waits or has others beside it."""
+"""Faults in the life of a request; early ends, preemption and concurrent requests show them."""
 IN_FREQUENCIES: Final = (
-    Fault("q used for a greedy draft", greedy_drafts_with_q),
-    Fault("reused noise", reused_noise),
-    Fault("bonus token taken from the draft row", bonus_from_draft),
+    Fault.replacing("q used for a greedy draft", verifier=Rejection(), picker=_GreedyPicker),
+    Fault.replacing("reused noise", verifier=_PositionBlock(), picker=_PositionPicker),
+    Fault.replacing("bonus token taken from the draft row", verifier=_DraftBonus()),
 )
-"""Faults of the dice, which show in frequencies."""
+"""Faults of the random numbers; frequencies show them."""
 IN_LAWS: Final = (
-    Fault("temperature times 1.3 in shared distributions", request_faults.hot_laws),
-    Fault("distributions without the drafts on the path", request_faults.path_blind_laws),
-    Fault("truncation ignored in distributions", request_faults.untruncated_laws),
+    Fault.replacing(
+        "temperature times 1.3 in shared distributions", engine=partial(RefittedEngine, request_faults.heat)
+    ),
+    Fault.replacing("distributions without the drafts on the path", engine=with_sampler(request_faults.PathBlindLaws)),
+    Fault.replacing("truncation ignored in distributions", engine=with_sampler(request_faults.UntruncatedLaws)),
 )
-"""Faults on the way from a row to its law, which show in frequencies through the real sampler."""
+"""Faults between a row and its distribution; frequencies through the real sampler show them."""

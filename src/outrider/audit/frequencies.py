@@ -1,4 +1,4 @@
-"""Checks of the dice: what the rules emit has the target's own distribution."""
+"""Checks that the tokens an acceptance rule emits have the target's distribution."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from outrider.verify.base import Verifier
 
 TARGET: Final = "the target"
 ITSELF: Final = "the target itself, flattened"
-"""Names of two models of every recording; the second is a drafter that errs often, whatever the user's method does."""
+"""Names of two models of every recording; the second is a drafter that is often wrong."""
 FLATTENING: Final = 0.125
-"""The drafter's logits are the target's times this."""
+"""Factor on the target's logits that gives the drafter's."""
 ABREAST: Final = 64
-"""Requests side by side."""
+"""Concurrent requests."""
 MOST_EACH: Final = 50
 """Most draws of one request."""
 
 
 def flattened(rows: torch.Tensor) -> torch.Tensor:
-    """A drafter that knows the target's candidates but hardly prefers any, and adds one that the target rules out.
+    """Logits of a drafter: the target's candidates, almost equally likely, and one that the target excludes.
 
     Args:
-        rows: float32 [states, vocabulary], the target's.
+        rows: float32 [states, vocabulary], the target's logits.
     """
     best, favourite = rows.max(dim=1, keepdim=True)
     flat = (rows - best) * FLATTENING
@@ -43,28 +43,28 @@ def flattened(rows: torch.Tensor) -> torch.Tensor:
 
 
 class TextCounter(Protocol):
-    """An engine whose emitted texts are counted, and their exact law."""
+    """Counts the texts that an engine emits, and knows their exact distribution."""
 
     def batches(self, draws: int) -> int:
-        """How many batches make so many draws, the last one rounded up."""
+        """The number of batches for so many draws, rounded up."""
         ...
 
     def count(self, batch: int) -> torch.Tensor:
-        """How often each text came in one batch; every batch has seeds of its own."""
+        """Draw one batch, with its own seeds, and count each text."""
         ...
 
     def drawn(self, counts: torch.Tensor) -> int:
-        """How many draws some counts are of."""
+        """The number of draws in counts."""
         ...
 
     def fit(self, counts: torch.Tensor) -> Fit:
-        """How well counts of some batches together fit the law."""
+        """How well the summed counts of batches fit the distribution."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Redraw:
-    """One engine on recorded models: a :class:`TextCounter` whose rows are the user's own."""
+    """A :class:`TextCounter` of an engine on recorded rows of the user's model."""
 
     recording: RecordedTexts
     config: DrafterConfig
@@ -72,7 +72,7 @@ class Redraw:
     temperature: float
     seed: int
     plant: Callable[[Parts], Parts] | None = None
-    """Puts a fault into the engine's parts."""
+    """Plants a fault in the engine's parts."""
     each: int = MOST_EACH
     """Draws of one request."""
 
@@ -81,7 +81,7 @@ class Redraw:
 
     @cached_property
     def cells(self) -> dict[tuple[int, ...], float]:
-        """Every text that can be drawn with its exact probability."""
+        """Every possible text and its exact probability."""
         return self.recording.law(TARGET, self.temperature)
 
     def fit(self, counts: torch.Tensor) -> Fit:
@@ -91,7 +91,6 @@ class Redraw:
         return int(counts.sum())
 
     def count(self, batch: int) -> torch.Tensor:
-        """The result is as for :func:`tally`."""
         recording = self.recording
         params = SamplingParams(temperature=self.temperature, max_tokens=recording.length * self.each)
         parts = Parts(
@@ -117,27 +116,22 @@ def _recorded(recording: RecordedTexts, name: str) -> tuple[TargetModel, None]:
 
 
 def tally(texts: Iterable[tuple[int, ...]], cells: Mapping[tuple[int, ...], float]) -> torch.Tensor:
-    """How often each text occurs.
+    """Count each text.
 
     Returns:
-        int64 [cells + 1], the last counts texts that cannot be drawn.
+        int64 [cells + 1]; the last cell counts impossible texts.
     """
     place = {text: index for index, text in enumerate(cells)}
     return torch.bincount(torch.tensor([place.get(text, len(place)) for text in texts]), minlength=len(place) + 1)
 
 
 def fit(counts: torch.Tensor, cells: Mapping[tuple[int, ...], float]) -> Fit:
-    """How well what :func:`tally` counted fits the probabilities."""
+    """How well the counts of :func:`tally` fit the probabilities."""
     return chi_square(counts, torch.tensor([*cells.values(), 0.0], dtype=torch.float64))
 
 
-def count(source: TextCounter, batch: int) -> torch.Tensor:
-    """A function, so that workers can be sent it."""
-    return source.count(batch)
-
-
 class TaskPool(Protocol):
-    """Runs a function over items, in other processes or here, and yields the results in order."""
+    """Runs a function over items, in this process or in others."""
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> Iterable[Any]:
         """The results of the function, in order."""
@@ -145,7 +139,7 @@ class TaskPool(Protocol):
 
 
 class Here:
-    """Does the work in this process."""
+    """Runs in this process."""
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> Iterable[Any]:
         return map(function, *items)
@@ -156,14 +150,13 @@ def check_frequencies(name: str, source: TextCounter, draws: int, alarm: float, 
 
     Args:
         name: of the check.
-        source: the engine.
+        source: draws and counts.
         draws: texts to draw, rounded up to whole batches.
-        alarm: odds of a false alarm.
-        workers: who draws.
+        alarm: probability of a false alarm.
+        workers: run the batches.
     """
-    batches = range(source.batches(draws))
     try:
-        counts: torch.Tensor = sum(workers.map(count, [source] * len(batches), batches))
+        counts: torch.Tensor = sum(workers.map(source.count, range(source.batches(draws))))
     except NumericsError as error:
         return CheckResult(name, False, str(error))
     found = source.fit(counts)
@@ -171,30 +164,29 @@ def check_frequencies(name: str, source: TextCounter, draws: int, alarm: float, 
 
 
 class Sought(NamedTuple):
-    """What came of drawing from a faulty engine."""
+    """The result of :func:`seek`."""
 
     caught: bool
     draws: int
     fit: Fit
     needed: int
-    """About so many draws would have caught it; 0 where it was caught."""
+    """Draws that would have caught the fault, about; 0 if it was caught."""
 
 
 def seek(source: TextCounter, draws: int, alarm: float, workers: TaskPool, abreast: int) -> Sought:
-    """Draw from a faulty engine until its frequencies are seen to be wrong.
+    """Draw from a faulty engine until its frequencies are significantly wrong.
 
     Args:
-        source: the engine.
+        source: draws and counts.
         draws: give up after about this many.
-        alarm: odds that an engine without fault is taken for a faulty one, all looks together.
-        workers: who draws.
-        abreast: batches before the first look; each further look comes when as many again have been drawn.
+        alarm: probability that a correct engine is taken for a faulty one, over all looks.
+        workers: run the batches.
+        abreast: batches before the first look; the number doubles from look to look.
     """
     looks = _looks(abreast, source.batches(draws))
     begun, total = 0, torch.tensor(0)
     for look in looks:
-        batches = range(begun, look)
-        total, begun = total + sum(workers.map(count, [source] * len(batches), batches)), look
+        total, begun = total + sum(workers.map(source.count, range(begun, look))), look
         found, drawn = source.fit(total), source.drawn(total)
         if found.p_value < alarm / len(looks):
             return Sought(True, drawn, found, 0)
@@ -202,7 +194,7 @@ def seek(source: TextCounter, draws: int, alarm: float, workers: TaskPool, abrea
 
 
 def _looks(first: int, last: int) -> list[int]:
-    """After how many batches to look, twice as many each time."""
+    """The numbers of batches after which to look, doubling."""
     looks = [min(first, last)]
     while looks[-1] < last:
         looks.append(min(2 * looks[-1], last))
@@ -215,5 +207,5 @@ def _detail(found: Fit, draws: int, alarm: float) -> str:
     sure = detectable(draws, found.degrees, alarm)
     return (
         f"χ² {found.statistic:.0f} at {found.degrees} degrees, p {found.p_value:.2g}; {draws:,} draws "
-        f"would show a total variation of {sure:.3f}"
+        f"detect a total variation of {sure:.3f}"
     )

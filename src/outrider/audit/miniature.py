@@ -1,9 +1,8 @@
-"""Checks of the dice through the real sampler: a model of five tokens, whose texts are enumerated under any parameters.
+"""Checks of frequencies through the real sampler, on a model of five tokens whose texts can be enumerated.
 
-The redraws of recorded rows look their distributions up.  Here nothing is looked up: rows become distributions as they
-do for a user, with penalties, bias, minimum length, temperature and truncation, each with the drafts on its own path,
-for the drafter and for the acceptance rule.  The exact law comes from :mod:`outrider.audit.tie_rule`, which works
-from the definitions and shares no code with the sampler.
+Redraws of recorded rows look distributions up.  Here the sampler computes them as for a user: penalties, bias, minimum
+length, temperature and truncation, with the drafts on each row's path, for the drafter and the acceptance rule.  The
+exact distribution comes from :mod:`outrider.audit.tie_rule`, which shares no code with the sampler.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ VOCABULARY: Final = 5
 LENGTH: Final = 4
 """Tokens whose joint frequencies are compared: the first comes from the prompt's pass, the others may be drafted."""
 PROMPT: Final = (0, 0, 1, 0, 2, 1, 1, 2, 2, 0)
-"""Every pair of its three tokens, so that lookup finds what to draft; the other two tokens are new when they come."""
+"""Every pair of three tokens, so that lookup methods find drafts; the other two tokens occur only in the output."""
 END: Final = 4
 LONGEST: Final = LENGTH + 1
-"""The text goes on, so that drafts of full depth stand behind the last token that counts."""
+"""The text continues, so that drafts of full depth follow the last token that counts."""
 SETTINGS: Final = (
     SamplingParams(temperature=0.7, max_tokens=LONGEST),
     SamplingParams(temperature=1.2, top_k=4, top_p=0.9, min_p=0.05, max_tokens=LONGEST),
@@ -49,7 +48,7 @@ SETTINGS: Final = (
         max_tokens=LONGEST,
     ),
 )
-"""Temperature alone, which rows share; truncation; and all that depends on the text so far."""
+"""Temperature alone, which rows share; truncation; and everything that depends on the text so far."""
 _SPREAD: Final = 1.5
 _LIKENESS: Final = 0.5
 _SEED: Final = 0
@@ -57,7 +56,7 @@ _SEED: Final = 0
 
 @cache
 def recording() -> RecordedTexts:
-    """The model and one that drafts for it: their rows depend on the last two tokens, and are the same everywhere."""
+    """The model and its draft model; their rows depend on the last two tokens."""
     generator = torch.Generator().manual_seed(_SEED)
     target, noise = torch.randn(2, VOCABULARY**2, VOCABULARY, generator=generator)
     drafter = _LIKENESS * (_SPREAD * target + noise)
@@ -79,13 +78,13 @@ def _state(before: int, last: int) -> int:
 
 
 def _load(name: str) -> tuple[TargetModel, None]:
-    """Every draft model the user named is the same one here."""
+    """The one draft model, whatever the name."""
     return RecordedModel(recording(), recording().rows[_DRAFTER]), None
 
 
 @cache
 def law(setting: int) -> dict[tuple[int, ...], float]:
-    """The exact probability of every text under one of the settings; one that meets its end is shorter."""
+    """The exact probability of every text under one of the settings; a text that ends is shorter."""
     params = SETTINGS[setting]
     found: dict[tuple[int, ...], float] = {}
     pending: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
@@ -108,7 +107,7 @@ def _next(text: Sequence[int], params: SamplingParams) -> Iterator[tuple[int, fl
 
 
 def _counted(request: Request) -> tuple[int, ...]:
-    """The tokens that count; all of them, which are none of the possible texts, where a text goes on behind its end."""
+    """The tokens that count; if a text continues after its end, all of them, which makes it an impossible text."""
     text = tuple(request.output_ids)
     goes_on = any(token in request.params.stop_token_ids for token in text[:-1])
     return text if goes_on else text[:LENGTH]
@@ -116,22 +115,18 @@ def _counted(request: Request) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Miniature:
-    """One engine on the miniature, requests under all settings side by side: a :class:`TextCounter`.
-
-    A draw is one text of each setting.
-    """
+    """A :class:`TextCounter` of an engine on the miniature; a draw is one text under each setting."""
 
     config: DrafterConfig
     verifier: Verifier
     seed: int
     plant: Callable[[Parts], Parts] | None = None
-    """Puts a fault into the engine's parts."""
+    """Plants a fault in the engine's parts."""
 
     def batches(self, draws: int) -> int:
         return -(-draws // ABREAST)
 
     def count(self, batch: int) -> torch.Tensor:
-        """The settings' tallies lie one behind the other."""
         parts = Parts(RecordedModel(recording(), recording().rows[_TARGET]), None, _load, self.config, self.verifier)
         faulty = self.plant(parts) if self.plant else parts
         seeds = range(self.seed + batch * ABREAST, self.seed + (batch + 1) * ABREAST)
@@ -143,7 +138,7 @@ class Miniature:
         return int(counts.sum()) // len(SETTINGS)
 
     def fit(self, counts: torch.Tensor) -> Fit:
-        """The setting that fits worst, its odds times the number of settings."""
+        # The setting that fits worst, its p-value times the number of settings (Bonferroni).
         laws = [law(place) for place in range(len(SETTINGS))]
         tallies = torch.split(counts, [len(cells) + 1 for cells in laws])
         worst = min((fit(one, cells) for one, cells in zip(tallies, laws, strict=True)), key=lambda one: one.p_value)

@@ -1,10 +1,9 @@
-"""The parts an engine is made of, held apart so that the audit can replace one of them and look what happens."""
+"""The parts of an engine, so that the audit can replace one of them and check the effect."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,18 +17,16 @@ from outrider.engine.request import Request
 from outrider.errors import NumericsError
 from outrider.kv.pool import KVPool
 from outrider.models.base import TargetModel
+from outrider.models.files.tokenizer import Tokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.tree import SequenceRows, TreeBatch
 from outrider.verify.base import Verifier
-
-if TYPE_CHECKING:
-    from outrider.models.files.tokenizer import Tokenizer
 
 Load = Callable[[str], "tuple[TargetModel, Tokenizer | None]"]
 """Loads a draft model by the name the user gave it."""
 PAGE = 16
 ABREAST = 32
-"""Most texts that are completed at a time; the others wait, and join as those end."""
+"""Most texts that are completed at a time; the others wait."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,31 +43,31 @@ class Parts:
     engine: Callable[..., Engine] = Engine
     picker: type[DrawingPicker] = DrawingPicker
     prefix_cache: bool = False
-    """Whether requests take over each other's rows; every check but the one of just that computes its own."""
+    """Whether requests share prefixes; off except in the check of the prefix cache."""
 
     @property
     def vocabulary(self) -> int:
-        """Token ids at or past this are never chosen."""
+        """The number of token ids that can be chosen."""
         known = self.tokenizer.vocab_size if self.tokenizer else self.target.vocabulary
         return min(self.target.vocabulary, known)
 
     def build(self, sequences: int, tokens: int) -> Engine:
-        """An engine for token ids alone, which let every text run to its full length, with pages for all of them.
+        """Build an engine for token ids alone, with pages for all requests; every text has its full length.
 
         Args:
-            sequences: most requests side by side.
+            sequences: most concurrent requests.
             tokens: longest request, output included.
         """
         longest = -(-(tokens + 4 * self.config.most_nodes + PAGE) // PAGE) * PAGE
         return self.assemble(sequences, self.pool(sequences * longest, PAGE, self.prefix_cache), None)
 
     def assemble(self, sequences: int, pool: KVPool, tokenizer: Tokenizer | None) -> Engine:
-        """An engine on some pages.
+        """Build an engine on given pages.
 
         Args:
-            sequences: most requests side by side.
+            sequences: most concurrent requests.
             pool: the pages.
-            tokenizer: makes text and names the end tokens; None serves token ids alone.
+            tokenizer: makes text and knows the end tokens; None serves token ids alone.
         """
         engine = build_engine(
             self.target,
@@ -87,10 +84,10 @@ class Parts:
         return engine
 
     def complete(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Request]:
-        """Complete prompts, many side by side.
+        """Complete prompts concurrently.
 
         Raises:
-            NumericsError: the target's logits hold NaN or infinity.
+            NumericsError: the target's logits contain NaN or infinity.
         """
         longest = max(len(prompt) + (wish.max_tokens or 0) for prompt, wish in zip(prompts, params, strict=True))
         with Driver(self.build(min(len(prompts), ABREAST), longest), threaded=False) as driver:

@@ -1,74 +1,32 @@
-"""How far an audit is: a bar on a terminal, one line for each stage elsewhere."""
+"""The progress of an audit: a bar on a terminal, one line per stage elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import Progress
+
+from outrider.audit.report import CheckResult, FaultResult, Stage
 
 
-class Watcher(Protocol):
-    """Is told of every stage."""
-
-    def begin(self, name: str) -> None:
-        """A stage begins."""
-        ...
-
-    def end(self, word: str) -> None:
-        """It has ended, with a result in a word or two."""
-        ...
-
-
-class Nobody:
-    """Does not want to know."""
-
-    def begin(self, name: str) -> None:
-        """Do nothing: nothing depends on it."""
-
-    def end(self, word: str) -> None:
-        """Do nothing: nothing depends on it."""
-
-
-class _Bar:
-    def __init__(self, bar: Progress, task: TaskID) -> None:
-        self._bar, self._task = bar, task
-
-    def begin(self, name: str) -> None:
-        self._bar.update(self._task, description=name)
-
-    def end(self, word: str) -> None:
-        self._bar.advance(self._task)
-
-
-class _Lines:
-    def __init__(self, console: Console, total: int) -> None:
-        self._console, self._total, self._number = console, total, 0
-        self._name, self._began = "", 0.0
-
-    def begin(self, name: str) -> None:
-        self._name, self._began, self._number = name, time.perf_counter(), self._number + 1
-
-    def end(self, word: str) -> None:
-        seconds = time.perf_counter() - self._began
-        self._console.print(f"{self._number}/{self._total} {self._name}: {word}, {seconds:.1f} s")
-
-
-@contextmanager
-def watching(console: Console | None, total: int) -> Iterator[Watcher]:
-    """Show how far an audit is.
+def run_stages(stages: Sequence[Stage], console: Console | None) -> Iterator[CheckResult | FaultResult]:
+    """Run stages in order and yield their results.
 
     Args:
-        console: where; None shows nothing.
-        total: how many stages there are.
+        stages: what to run.
+        console: where to show progress; None shows nothing.
     """
-    if console is None:
-        yield Nobody()
-    elif console.is_terminal:
-        with Progress(console=console, transient=True) as bar:
-            yield _Bar(bar, bar.add_task("auditing", total=total))
-    else:
-        yield _Lines(console, total)
+    terminal = console is not None and console.is_terminal
+    with Progress(console=console if terminal else Console(quiet=True), transient=True) as bar:
+        task = bar.add_task("auditing", total=len(stages))
+        for number, stage in enumerate(stages, 1):
+            bar.update(task, description=stage.name)
+            began = time.perf_counter()
+            result = stage.run()
+            bar.advance(task)
+            if console is not None and not terminal:
+                seconds = time.perf_counter() - began
+                console.print(f"{number}/{len(stages)} {stage.name}: {result.word}, {seconds:.1f} s")
+            yield result

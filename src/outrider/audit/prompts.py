@@ -1,4 +1,4 @@
-"""The prompts an audit runs: the user's, or short ones unlike one another and after them those of every measurement."""
+"""The prompts of an audit: the user's, or short ones of many kinds followed by the built-in ones."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ STRANGE: Final = (
     '{"name": "Ada", "born": 1815, "fields": ["mathematics", "computing"]}\n{"name": "Alan", "born":',
     "Q: What is the capital of France?\nA: Paris\nQ: What is the capital of Italy?\nA: Rome\nQ: What is the capital of",
 )
-"""Texts to go on with: those that faults are planted and decoys drafted for, where the user brings no prompts."""
+"""Texts to continue, of many kinds; without prompts of the user, faults and decoys run on these."""
 
 
 def audit_prompts(path: Path | None) -> tuple[Prompt, ...]:
-    """What an audit asks.
+    """Read the prompts of an audit.
 
     Args:
-        path: see :func:`outrider.prompts.read`; before the built-in ones come some of :data:`STRANGE`.
+        path: see :func:`outrider.prompts.read`; None takes :data:`STRANGE` and the built-in prompts.
 
     Raises:
-        ConfigError: the file cannot be read, holds no prompts, or a line is not one.
+        ConfigError: the file cannot be read or has no prompts, or a line is not a prompt.
     """
     if path is None:
         strange = (Prompt(place, f"strange-{place + 1}", "strange", text=text) for place, text in enumerate(STRANGE))
         return (*strange, *read(None))
     prompts = tuple(prompt.asked() for prompt in read(path))
     if not prompts:
-        raise ConfigError(f"the prompt file {path} holds no prompts")
+        raise ConfigError(f"the prompt file {path} has no prompts")
     return prompts

@@ -1,9 +1,9 @@
-"""Models whose rows were computed once: the redraws of the chi-square checks look them up.
+"""Models with precomputed rows, which the redraws of the chi-square checks look up.
 
-A recording holds, for one prefix, the rows of every text of a few tokens that can follow it when each row keeps only
-its most probable tokens; after those few tokens the text begins anew at the prefix.  That is a model in its own right,
-made of the user's own rows: its vocabulary is small, a long text is thousands of independent draws from a law that can
-be enumerated, and drafts run over the seams at whatever depth the method likes.
+A recording contains, for one prefix, the rows of every text of a few tokens after it, if each row keeps only its most
+probable tokens.  After those few tokens the text starts again at the prefix.  So a recording is a model with a small
+vocabulary, made of the user's own rows; a long text is thousands of independent draws from a distribution that can be
+enumerated, and drafts may cross the seams.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder
 
 START: Final = 0
 DEAD: Final = 1
-"""The state of texts that no truncated model produces.  Its row may be read, but can decide nothing."""
+"""The state of texts that no truncated model produces.  Its row may be read, but decides nothing."""
 
 
 @dataclass(frozen=True, eq=False)
 class RecordedTexts:
-    """Texts that can follow one prefix, numbered as states, and each model's row in every state."""
+    """The texts that can follow a prefix, numbered as states, and each model's row in every state."""
 
     prompt: tuple[int, ...]
     """The prefix in the recording's own token ids."""
     length: int
-    """Tokens after which the text begins anew."""
+    """Tokens after which the text starts again."""
     after: Mapping[tuple[int, int], int]
     """(state, token) → state."""
     root: int
     """The state after the whole prefix."""
     rows: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """By model: float32 [states, vocabulary]; minus infinity where the truncated model cannot go."""
+    """By model: float32 [states, vocabulary]; minus infinity for truncated tokens."""
 
     def model(self, name: str) -> RecordedModel:
         """One of the models."""
         return RecordedModel(self, self.rows[name])
 
     def with_model(self, name: str, rows: torch.Tensor) -> RecordedTexts:
-        """The same with another model."""
+        """The same with one more model."""
         return replace(self, rows={**self.rows, name: rows})
 
     def law(self, name: str, temperature: float) -> dict[tuple[int, ...], float]:
@@ -69,9 +69,9 @@ class RecordedTexts:
         return {text: chance for text, (chance, _) in texts.items()}
 
     def numbered(self) -> RecordedTexts:
-        """The same laws with rows that say their own number: a row's best logit is minus its place in :meth:`laws`.
+        """The same distributions, with rows shifted so that a row's best logit is minus its place in :meth:`laws`.
 
-        Adding a constant to a row changes nothing but lets the sampler recognise it.
+        The shift lets the sampler recognise a row.
         """
         numbered, first = {}, 0
         for name, rows in self.rows.items():
@@ -81,7 +81,7 @@ class RecordedTexts:
         return replace(self, rows=numbered)
 
     def laws(self, params: SamplingParams) -> Laws:
-        """What the sampler makes of every row of every model."""
+        """The sampler's distribution for every row of every model."""
         rows = torch.cat(list(self.rows.values()))
         sampler = RequestSampler(
             params, seed=0, choice=0, vocabulary=rows.shape[1], committed=(), prompt_length=0, end_ids=()
@@ -90,10 +90,10 @@ class RecordedTexts:
 
 
 class RecordedModel(HiddenLogits):
-    """A recorded model behind the target protocol.
+    """A recorded model as a target.
 
-    It keeps the state of every row in the cache it is given and reads a row's parent from there, so a row that a
-    commit left stale or moved wrongly leads to a wrong distribution here just as it does in a real model.
+    It keeps the state of every row in the cache and reads a row's parent there, so a row that a commit left stale or
+    moved wrongly gives a wrong distribution, as in a real model.
     """
 
     backend = "recorded"
@@ -126,7 +126,7 @@ class RecordedModel(HiddenLogits):
         return TargetOutput(rows[batch.wanted], dict.fromkeys(layers, rows))
 
     def _walk(self, sequence: SequenceRows, states: list[int]) -> None:
-        """Append the state of every new row; ``states`` begins with the one before the layout's first row."""
+        """Append the state of every new row; ``states`` starts with the state before the layout's first row."""
         forced, tokens = len(sequence.forced), sequence.tail_tokens
         parents = sequence.tree.parents if sequence.tree else ()
         for row in range(sequence.skip, len(tokens)):
@@ -135,7 +135,7 @@ class RecordedModel(HiddenLogits):
 
 
 class RecordedSampler(RequestSampler):
-    """A sampler that recognises numbered rows, so that no row is turned into a distribution twice."""
+    """A sampler that looks up the distributions of numbered rows."""
 
     laws: Laws
 
@@ -165,11 +165,11 @@ def record(
     """Compute every row that redrawn tokens can need.
 
     Args:
-        models: the target and whatever drafts for it.
+        models: the target and its draft models.
         prefix: token ids.
-        length: tokens after which the text begins anew.
-        width: most probable tokens a row keeps.
-        vocabulary: token ids at or past this are left out.
+        length: tokens after which the text starts again.
+        width: most probable tokens that a row keeps.
+        vocabulary: number of token ids that can be chosen.
     """
     builder = TreeBuilder(prefix[-1])
     kept: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in models}
@@ -200,7 +200,7 @@ def _relabelled(
     kept: Mapping[str, Sequence[tuple[torch.Tensor, torch.Tensor]]],
     length: int,
 ) -> RecordedTexts:
-    """Number tokens and states anew, so that a row is no wider than the tokens that occur."""
+    """Renumber tokens and states, so that rows cover only the tokens that occur."""
     label = {token: index for index, token in enumerate(sorted({*prefix, *tree.tokens}))}
     prompt = tuple(label[token] for token in prefix)
     root = DEAD + len(prompt)

@@ -1,4 +1,4 @@
-"""An engine whose requests are changed as they come in: how the audit gets at one request's part of an engine."""
+"""An engine that changes each request as it arrives, so that the audit can replace a part of a request."""
 
 from __future__ import annotations
 
@@ -26,16 +26,14 @@ class RefittedEngine(Engine):
         super().__init__(**parts)
         self._change = change
 
-    def submit(
-        self, prompt: Sequence[int], params: SamplingParams, *, choice: int = 0, seed: int | None = None
-    ) -> Request:
-        request = super().submit(prompt, params, choice=choice, seed=seed)
+    def submit(self, prompt: Sequence[int], params: SamplingParams, **options: Any) -> Request:
+        request = super().submit(prompt, params, **options)
         self._change(request)
         return request
 
 
 def with_sampler(kind: type[RequestSampler]) -> Callable[..., Engine]:
-    """An engine whose samplers are of some kind."""
+    """An engine whose requests use another sampler class."""
     return partial(RefittedEngine, partial(_resample, kind))
 
 

@@ -1,9 +1,9 @@
-"""What an audit found, for a person and for a program."""
+"""The results of an audit, as tables and as JSON."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -11,13 +11,13 @@ from rich.table import Table
 
 
 class Proof(enum.Enum):
-    """What an audit came to, with the exit code that says so; 2 is bad input, as for every subcommand."""
+    """The verdict of an audit and its exit code; 2 is bad input, as for every subcommand."""
 
     LOSSLESS = "lossless", 0
     DIFFERS = "differs", 1
     """A check failed."""
     TOO_WEAK = "too weak", 3
-    """Nothing failed, but something could not have: a check met nothing to compare, or a planted fault was missed."""
+    """Nothing failed, but a check had nothing to compare or missed a planted fault."""
 
     def __init__(self, word: str, exit_code: int) -> None:
         self.word, self.exit_code = word, exit_code
@@ -28,9 +28,9 @@ class Remedy:
     """What would make an audit strong enough."""
 
     draws: int = 0
-    """About so many ``--draws``; 0 where draws are not what is missing."""
+    """The ``--draws`` needed, about; 0 if draws are not the problem."""
     advice: str = ""
-    """Anything else, as an imperative."""
+    """Anything else to do, as an imperative."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class CheckResult:
     passed: bool
     detail: str
     flips: int = 0
-    """Tokens that are not plain decoding's choice, though within the tie rule."""
+    """Tokens that differ from plain decoding within the tie rule."""
     remedy: Remedy | None = None
-    """For a check that found nothing wrong because it met nothing that could be."""
+    """Set if the check passed only because it had nothing to compare."""
 
     @property
     def weak(self) -> bool:
-        """Whether nothing is wrong, and nothing proved."""
+        """Whether the check passed without proving anything."""
         return self.passed and self.remedy is not None
 
     @property
@@ -58,20 +58,28 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class FaultResult:
-    """One planted fault: the audit must catch it, or its silence proves nothing."""
+    """One planted fault; an audit that misses one proves nothing."""
 
     name: str
     caught: bool
     by: str
-    """The check that caught it; empty where none did."""
+    """The check that caught it; empty if none did."""
     detail: str = ""
     remedy: Remedy | None = None
-    """For one that was not caught."""
+    """How to catch it, if it was missed."""
 
     @property
     def word(self) -> str:
         """The result in a word or two."""
         return "caught" if self.caught else "TOO WEAK"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One check or one planted fault, yet to run."""
+
+    name: str
+    run: Callable[[], CheckResult | FaultResult]
 
 
 @dataclass(frozen=True)
@@ -84,12 +92,12 @@ class Report:
     checks: tuple[CheckResult, ...]
     faults: tuple[FaultResult, ...]
     false_alarm: float
-    """Odds that chance alone makes any check fail, or makes the self-test count a fault as caught."""
+    """Probability that chance alone fails any check, or makes the self-test count a fault as caught."""
     seconds: float
 
     @property
     def proof(self) -> Proof:
-        """What the audit came to."""
+        """The verdict."""
         if not all(check.passed for check in self.checks):
             return Proof.DIFFERS
         blind = any(check.weak for check in self.checks) or not all(fault.caught for fault in self.faults)
@@ -102,11 +110,11 @@ class Report:
 
     @property
     def flips(self) -> int:
-        """Ties that fell the other way, all checks together."""
+        """Ties that fell the other way, over all checks."""
         return sum(check.flips for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as one JSON object."""
+        """The report as a JSON object."""
         return {
             "passed": self.passed,
             "proof": self.proof.word,
@@ -121,13 +129,12 @@ class Report:
         }
 
     def tables(self) -> tuple[Table, Table]:
-        """Checks and faults."""
-        checks = Table(
-            "check", "result", "what was seen", title=f"{self.model}: {self.algorithm} under {self.verifier}"
-        )
+        """The tables of checks and of faults."""
+        title = f"{self.model}: {self.algorithm} under {self.verifier}"
+        checks = Table("check", "result", "details", title=title)
         for check in self.checks:
             checks.add_row(check.name, check.word, check.detail, style=_STYLES[check.word])
-        faults = Table("planted fault", "caught by", "what was seen", title="self-test: each fault must be caught")
+        faults = Table("planted fault", "caught by", "details", title="self-test: each fault must be caught")
         for fault in self.faults:
             faults.add_row(fault.name, fault.by or f"nothing: {fault.word}", fault.detail, style=_STYLES[fault.word])
         return checks, faults
@@ -135,8 +142,8 @@ class Report:
     def summary(self) -> str:
         """The verdict in one sentence."""
         return (
-            f"{self._verdict()}; {self.flips} ties fell the other way; odds of a false alarm {self.false_alarm:g}, "
-            f"the self-test included; {self.seconds:.0f} s."
+            f"{self._verdict()}; {self.flips} ties fell the other way; probability of a false alarm "
+            f"{self.false_alarm:g}, self-test included; {self.seconds:.0f} s."
         )
 
     def _verdict(self) -> str:
@@ -148,12 +155,11 @@ class Report:
         weak = [check.name for check in self.checks if check.weak]
         missed = [fault.name for fault in self.faults if not fault.caught]
         remedies = [*(check.remedy for check in self.checks), *(fault.remedy for fault in self.faults)]
-        parts = [f"Too weak: {_remedies(remedies)}"]
-        parts.append(f"nothing wrong was found in {len(self.checks)} checks")
-        parts += [f"{len(weak)} of them could see nothing ({', '.join(weak)})"] if weak else []
-        parts += [f"{len(missed)} of {len(self.faults)} planted faults went unnoticed ({', '.join(missed)})"] * bool(
-            missed
-        )
+        parts = [f"Too weak: {_remedies(remedies)}", f"none of {len(self.checks)} checks failed"]
+        if weak:
+            parts.append(f"{len(weak)} of them had nothing to compare ({', '.join(weak)})")
+        if missed:
+            parts.append(f"{len(missed)} of {len(self.faults)} planted faults were missed ({', '.join(missed)})")
         return "; ".join(parts)
 
 
@@ -161,7 +167,7 @@ _STYLES: Final = {"passed": "", "caught": "", "TOO WEAK": "yellow", "FAILED": "b
 
 
 def _remedies(found: Iterable[Remedy | None]) -> str:
-    """What to do, each thing once."""
+    """All remedies in one phrase, each once."""
     remedies = [remedy for remedy in found if remedy is not None]
     draws = max((remedy.draws for remedy in remedies), default=0)
     advice = [f"raise --draws to about {draws}"] if draws else []

@@ -1,7 +1,7 @@
-"""Checks of a request's life: texts that end early, under bias and processors, several at once, on too few pages.
+"""Checks of a request's life: early ends, bias, processors, n > 1, and preemption.
 
-Every wish is made of what plain decoding says to its prompt, so that its ends lie where they matter.  Pages are so few
-that requests lose theirs to others and are computed again; the judge is plain decoding with room for all.
+Each request's parameters come from plain decoding's text for its prompt, so that its end falls among accepted drafts.
+There are so few pages that requests are preempted.  The reference is plain decoding with enough pages.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
@@ -22,29 +22,27 @@ from outrider.engine.engine import Engine
 from outrider.engine.request import Request, Status
 from outrider.engine.stopping import FinishReason
 from outrider.engine.turn import Progress
+from outrider.models.files.tokenizer import Tokenizer
 from outrider.sampling.params import LogitsProcessor, SamplingParams
 
-if TYPE_CHECKING:
-    from outrider.models.files.tokenizer import Tokenizer
-
 PAGE: Final = 4
-"""Rows of a page, few so that pages run out in the middle of things."""
+"""Rows of a page; few, so that pages run out in the middle of a text."""
 CROWD: Final = 1.5
-"""So many of the longest request have room.  More of them begin, since a prompt is two thirds of a request at most."""
+"""Pages for this many of the longest request.  More requests start, because a prompt is at most two thirds of one."""
 FEWEST_TOKENS: Final = 12
-"""Shorter texts would hardly crowd each other."""
+"""Shorter texts would cause hardly any preemption."""
 BIAS: Final = 2.0
 EAGER: Final = 30.0
 """A bias that makes a token the next one wherever it is allowed."""
 CHOICES: Final = 3
-"""Completions of one prompt where several are asked for."""
+"""Completions of one prompt, for the situation with several."""
 CUT: Final = "\ufffd"
-"""Stands in a text for a character whose bytes are not all there."""
+"""Replaces an incomplete character in a text."""
 LONGER: Final = Remedy(advice="raise --max-tokens or bring more prompts")
 
 
 def reluctant(history: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-    """A processor that likes every other token less, the even or the odd ones, as the text's length and end have it."""
+    """A processor that penalises the even or the odd tokens, depending on the text's length and last token."""
     logits = logits.clone()
     logits[(len(history) + history[-1]) % 2 :: 2] -= BIAS
     return logits
@@ -79,9 +77,9 @@ def _several(text: Sequence[int], tokenizer: Tokenizer | None) -> dict[str, Any]
 
 
 SITUATIONS: Final = (_end_token, _no_end_before, _stop_string, _biased, _processed, _several)
-"""What is asked of a text, given what plain decoding says."""
+"""Each gives parameters for a text, from the text of plain decoding."""
 BASES: Final = (GREEDY.params, SAMPLED[-1].params)
-"""Each is asked for under both: the best token, and dice with truncation and penalties."""
+"""Every situation runs greedily, and sampled with truncation and penalties."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ class CompletionCase:
     choice: int = 0
 
     def unended(self, end_ids: frozenset[int]) -> CompletionCase:
-        """The same without an end: its text goes on where this one stops."""
+        """The same without an end: its text continues where this one stops."""
         ends = end_ids.union(self.params.stop_token_ids)
         ban: LogitsProcessor = _Ban(tuple(ends), len(self.prompt) + self.params.min_tokens)
         processors = (ban, *self.params.processors)
@@ -116,17 +114,17 @@ class _Ban:
 
 @dataclass(frozen=True)
 class Life:
-    """What became of requests, and what streams were told of them on the way."""
+    """Finished requests and their streams."""
 
     requests: tuple[Request, ...]
     told: Mapping[str, Sequence[Progress]]
-    """By request, round after round."""
+    """By request, the progress of each round."""
     preempted: int
-    """How many lost their pages and began again."""
+    """Requests that were preempted."""
 
     @classmethod
     def of(cls, engine: Engine, asked: Sequence[CompletionCase]) -> Life:
-        """Complete everything side by side."""
+        """Complete all requests concurrently."""
         with Driver(engine, threaded=False) as driver:
             call = driver.submit((one.prompt, one.params) for one in asked if one.choice == 0)
             told: dict[str, list[Progress]] = {request.id: [] for request in call.requests}
@@ -139,29 +137,29 @@ class Life:
 
     @property
     def inside(self) -> int:
-        """How many ended with an accepted draft of their last round."""
+        """Requests that ended at an accepted draft."""
         last = [self.told[one.id][-1] for one in self.requests if one.stop_reason is not None]
         return sum(0 < len(progress.tokens) == progress.drafted for progress in last)
 
     def streams(self) -> Iterator[str]:
-        """What is wrong with what streams were told."""
+        """Describe each stream that differs from its text."""
         for place, request in enumerate(self.requests, start=1):
             pieces = self.told[request.id]
             if [token for piece in pieces for token in piece.tokens] != request.output_ids:
                 yield f"the stream of text {place} has other tokens than the text"
             if "".join(piece.text for piece in pieces) != "".join(request.text):
-                yield f"the stream of text {place} has other letters than the text"
+                yield f"the stream of text {place} has other characters than the text"
 
 
 class Situations:
-    """Completions in awkward situations, and what plain decoding makes of them.
+    """Completions in difficult situations, with plain decoding's texts for comparison.
 
     Args:
-        parts: the engine whose plain decoding is the judge.
+        parts: the engine whose plain decoding is the reference.
         prompts: token ids.
-        tokens: most tokens of a text, a few at least.
+        tokens: most tokens of a text; at least :data:`FEWEST_TOKENS` are used.
         seed: the first seed.
-        exact: demand equal tokens; otherwise the tie rule holds.
+        exact: require equal tokens; otherwise the tie rule applies.
     """
 
     def __init__(self, parts: Parts, prompts: Sequence[Sequence[int]], *, tokens: int, seed: int, exact: bool) -> None:
@@ -171,48 +169,40 @@ class Situations:
         self._prompts = [tuple(prompt[-most:]) for prompt in prompts]
 
     def with_decoys(self, parts: Parts) -> Parts:
-        """The same engine with a drafter that hides tokens among wrong ones: past the end of every text too."""
+        """The same engine with a drafter that drafts the right tokens beside wrong ones, past the end of a text too."""
         return replace(parts, config=Decoys(self._answers))
 
     def check(self, name: str, parts: Parts, *, must_meet: bool = False) -> CheckResult:
-        """Compare what an engine makes of them, on few pages, with what plain decoding made of them.
+        """Compare an engine's texts, on few pages, with those of plain decoding.
 
         Args:
             name: of the check.
             parts: the engine under audit.
-            must_meet: whether the check is too weak where no text ends inside accepted drafts, or nobody loses pages.
+            must_meet: whether the check is too weak if no text ends inside accepted drafts or none is preempted.
         """
-        longest = max(len(one.prompt) for one in self._asked) + self._tokens
-        pool = parts.pool(int(CROWD * longest), PAGE, False)
+        pool = parts.pool(int(CROWD * self._longest), PAGE, False)
         life = Life.of(parts.assemble(len(self._asked), pool, parts.tokenizer), self._asked)
         errors = [request.error for request in life.requests if request.error is not None]
         if errors:
             return CheckResult(name, False, errors[0])
-        plain = self._plain.requests
-        batch = PlainTexts(
-            SamplingCase(name, SamplingParams()),
-            tuple(one.prompt for one in self._asked),
-            tuple(one.params for one in self._asked),
-            plain,
-            self._end_ids,
-        )
+        batch = self._texts(self._asked, self._plain)
         found = Comparison.of(self._parts, life.requests, batch, exact=self._exact)
-        ends = [self._end_complaint(place, life.requests) for place in range(len(plain))]
+        ends = [self._end_complaint(place, life.requests) for place in range(len(self._asked))]
         return found.result(
             name,
             complaints=[*filter(None, ends), *life.streams()],
-            figures=f"{life.inside} ended inside accepted drafts, {life.preempted} lost their pages and came back",
+            figures=f"{life.inside} ended inside accepted drafts, {life.preempted} were preempted",
             remedy=LONGER if must_meet and not (life.inside and life.preempted) else None,
         )
 
     def _end_complaint(self, place: int, requests: Sequence[Request]) -> str:
-        """What is wrong with the end of a text; behind a tie that fell otherwise it need not be plain decoding's."""
+        """Describe a wrong end of a text; after a tie that fell the other way, any end is right."""
         one, other = requests[place], self._plain.requests[place]
         ends = self._end_ids.union(one.params.stop_token_ids)
         if ends.intersection(one.output_ids[:-1]):
-            return f"text {place + 1} goes on behind its end token"
+            return f"text {place + 1} continues after its end token"
         parted = any(mine != plain for mine, plain in zip(one.output_ids, other.output_ids, strict=False))
-        return "" if parted or _ending(one) == _ending(other) else f"text {place + 1} ends otherwise"
+        return "" if parted or _ending(one) == _ending(other) else f"text {place + 1} ends differently"
 
     @cached_property
     def _end_ids(self) -> frozenset[int]:
@@ -240,20 +230,23 @@ class Situations:
     @cached_property
     def _answers(self) -> Answers:
         unended = [one.unended(self._end_ids) for one in self._asked]
-        texts = self._plainly(unended, None).requests
-        answers: dict[tuple[int, ...], list[Sequence[int]]] = {}
-        for one, request in zip(unended, texts, strict=True):
-            answers.setdefault(one.prompt, []).append(request.output_ids)
-        return answers
+        return self._texts(unended, self._plainly(unended, None)).answers
+
+    def _texts(self, asked: Sequence[CompletionCase], plain: Life) -> PlainTexts:
+        prompts, params = (tuple(column) for column in zip(*((one.prompt, one.params) for one in asked), strict=True))
+        return PlainTexts(SamplingCase("situations", SamplingParams()), prompts, params, plain.requests, self._end_ids)
+
+    @property
+    def _longest(self) -> int:
+        return max(len(one.prompt) for one in self._asked) + self._tokens
 
     @cached_property
     def _plain(self) -> Life:
         return self._plainly(self._asked, self._parts.tokenizer)
 
     def _plainly(self, asked: Sequence[CompletionCase], tokenizer: Tokenizer | None) -> Life:
-        longest = max(len(one.prompt) for one in asked) + self._tokens
         parts = plainly(self._parts)
-        pool = parts.pool(len(asked) * (longest + PAGE), PAGE, False)
+        pool = parts.pool(len(asked) * (self._longest + PAGE), PAGE, False)
         return Life.of(parts.assemble(len(asked), pool, tokenizer), asked)
 
 

@@ -1,10 +1,10 @@
-"""What an audit does, one stage after the other."""
+"""The stages of an audit."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Final
@@ -38,7 +38,7 @@ from outrider.audit.frequencies import (
 from outrider.audit.miniature import Miniature
 from outrider.audit.parts import Parts, rows_after
 from outrider.audit.recorded import RecordedTexts, record
-from outrider.audit.report import CheckResult, FaultResult, Remedy
+from outrider.audit.report import CheckResult, FaultResult, Remedy, Stage
 from outrider.audit.situations import LONGER, Situations
 from outrider.config import AuditScope, Speculation
 from outrider.drafters.base import DrafterConfig
@@ -50,30 +50,30 @@ from outrider.verify import Verifier, check_exact, make_verifier, registered, re
 from outrider.verify.rejection import Rejection
 
 FALSE_ALARM: Final = 1e-6
-"""Odds that chance alone makes a check of a lossless engine fail or a fault count as caught, all tests together."""
+"""Probability over all tests that chance alone fails a check of a lossless engine, or counts a fault as caught."""
 TEXT_LENGTH: Final = 3
 """Tokens whose joint frequencies are compared."""
 WIDTH: Final = 6
 """Most probable tokens a recorded row keeps."""
 FEWEST_TOKENS: Final = 8
 FEW: Final = 12
-"""Prompts for which faults are planted and decoys drafted, however many there are."""
+"""Most prompts for planted faults and decoys."""
 LONGEST_PREFIX: Final = 64
 TEMPERATURES: Final = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
 EVEN: Final = 30.0
-"""The temperature is raised until the texts are as hard to guess as this many equally likely ones."""
+"""The temperature is raised until the texts have the entropy of this many equally likely ones."""
 SHARE: Final = 10
-"""A rule that throws no dice of its own is redrawn this many times less: every draw chooses among all tokens anew."""
+"""Rules without random numbers of their own get draws divided by this: each of their draws chooses among all tokens."""
 MINIATURE_SHARE: Final = 20
-"""So many times less is drawn from the miniature, whose laws are few and far apart where something is wrong."""
+"""The miniature gets draws divided by this, because its few texts show a fault sooner."""
 FEWEST_MINIATURES: Final = 800
-"""But no less than this, which shows every planted fault."""
+"""Draws from the miniature at least; they show every planted fault."""
 PREFIXES: Final = "greedy: prompts that begin alike, prefix cache"
 MINIATURE: Final = "frequencies through the real sampler"
 CROWDED: Final = "ends, bias, processor, n > 1, streams, few pages"
 SEEDS_APART: Final = 2**24
 DEEP: Final = 16
-"""Drafts per round where a fault is planted: what is thrown past a round's end can be thrown again."""
+"""Drafts per round with a planted fault: many, so that the next round can reuse random numbers."""
 
 
 @dataclass(frozen=True)
@@ -87,33 +87,28 @@ class Effort:
     draws: int = 100_000
     """Redrawn texts per chi-square test."""
     exact: bool = False
-    """Demand equal tokens where the backend itself does not promise them."""
+    """Require equal tokens even if the backend does not promise them."""
     seed: int = 0
     workers: int = 0
-    """Processes that redraw; 0 redraws in this one."""
+    """Processes that redraw; 0 uses this one."""
 
     def __post_init__(self) -> None:
-        """Refuse values out of bounds."""
         for name, low in (("tokens", FEWEST_TOKENS), ("draws", ABREAST), ("seed", 0), ("workers", 0)):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}, not {getattr(self, name)}")
 
 
-@dataclass(frozen=True)
-class Stage:
-    """One check or one planted fault."""
-
-    name: str
-    run: Callable[[], CheckResult | FaultResult]
+FaultCheck = Callable[[str, Fault | None], CheckResult]
+"""Runs a check under a name, with or without a planted fault."""
 
 
 class TextStages:
-    """Greedy and seeded texts against plain decoding, and the faults that show there.
+    """Stages that compare greedy and seeded texts with plain decoding, and the faults they must catch.
 
     Args:
         parts: the user's engine.
         others: the same with other drafters, whose texts are compared too.
-        prompts: token ids; faults are planted, and decoys drafted, for the first few.
+        prompts: token ids; decoys and faults use the first few.
         effort: how much to do.
     """
 
@@ -123,63 +118,54 @@ class TextStages:
         self._prompts, self._few = prompts, prompts[:FEW]
         self._exact = effort.exact or parts.target.row_invariant
         self._plain: dict[tuple[str, int], PlainTexts] = {}
-        # Texts repeat under rules that add no dice; where the user's own does, the default rule is compared instead.
+        # Seeded texts of other rules differ from plain decoding's, so the default rule replaces them.
         self._default = replace(parts, verifier=make_verifier(Speculation().verifier))
-        half = effort.tokens // 2  # there are as many faults to plant as in all other texts
+        half = effort.tokens // 2  # half of all faults are planted here
         self._situations = Situations(parts, self._few, tokens=half, seed=effort.seed, exact=self._exact)
 
     def stages(self) -> list[Stage]:
-        """Everything there is to do."""
-        found = []
-        settings = (GREEDY,) if self._effort.scope == "greedy" else (GREEDY, PENALTIES, *SAMPLED)
-        for setting in settings:
-            for given in self._engines:
-                engine = self._repeating(given, setting.params.greedy)
-                name = f"{setting.name}: {engine.config.method}, {engine.verifier.name}"
-                found.append(Stage(name, partial(self._method, name, engine, setting)))
-            name = f"{setting.name}: decoy trees"
-            found.append(Stage(name, partial(self._decoys, name, setting, None)))
-        found += [Stage(fault.name, partial(self._plant, fault)) for fault in IN_TEXTS]
-        found.append(Stage(PREFIXES, partial(self._prefixes, None)))
-        found += [Stage(fault.name, partial(self._plant_prefix, fault)) for fault in IN_PREFIXES]
-        return found if self._effort.scope == "greedy" else found + self._crowded_stages()
-
-    def _crowded_stages(self) -> list[Stage]:
-        found = []
-        for given in self._engines:
-            engine = self._repeating(given, greedy=False)
-            name = f"{CROWDED}: {engine.config.method}, {engine.verifier.name}"
-            found.append(Stage(name, partial(self._situations.check, name, engine)))
+        """All stages, in order."""
+        greedy_alone = self._effort.scope == "greedy"
+        found: list[Stage] = []
+        for setting in (GREEDY,) if greedy_alone else (GREEDY, PENALTIES, *SAMPLED):
+            found += self._engine_stages(setting.name, partial(self._method, setting), greedy=setting.params.greedy)
+            found.append(_stage(f"{setting.name}: decoy trees", partial(self._decoys, setting)))
+        found += _plants(
+            IN_TEXTS, {f"{each.name}: decoy trees": partial(self._decoys, each) for each in (GREEDY, PENALTIES)}
+        )
+        found += [_stage(PREFIXES, self._prefixes), *_plants(IN_PREFIXES, {PREFIXES: self._prefixes})]
+        if greedy_alone:
+            return found
         name = f"{CROWDED}: decoy trees"
-        found.append(Stage(name, partial(self._crowd, name, None)))
-        return found + [Stage(fault.name, partial(self._plant_crowded, name, fault)) for fault in IN_SITUATIONS]
+        found += self._engine_stages(CROWDED, self._situations.check, greedy=False)
+        return [*found, _stage(name, self._crowd), *_plants(IN_SITUATIONS, {name: self._crowd})]
+
+    def _engine_stages(self, what: str, check: Callable[[str, Parts], CheckResult], *, greedy: bool) -> Iterator[Stage]:
+        """A stage for each of the user's engines."""
+        for given in self._engines:
+            engine = self._repeating(given, greedy)
+            name = f"{what}: {engine.config.method}, {engine.verifier.name}"
+            yield Stage(name, partial(check, name, engine))
 
     def _repeating(self, engine: Parts, greedy: bool) -> Parts:
-        """The engine under a rule whose text is plain decoding's very text."""
+        """The engine under a rule whose texts equal plain decoding's."""
         repeats = greedy or repeats_plain_text(engine.verifier)
         return engine if repeats else replace(engine, verifier=self._default.verifier)
 
     def _crowd(self, name: str, fault: Fault | None) -> CheckResult:
-        engine = self._situations.with_decoys(self._default)
-        return self._situations.check(name, fault.plant(engine) if fault else engine, must_meet=fault is None)
-
-    def _plant_crowded(self, name: str, fault: Fault) -> FaultResult:
-        return _found_in_texts(fault, name, self._crowd(name, fault))
+        engine = _planted(fault, self._situations.with_decoys(self._default))
+        return self._situations.check(name, engine, must_meet=fault is None)
 
     @cached_property
     def _related(self) -> PlainTexts:
-        """What plain decoding makes of prompts that begin alike, each computed by itself."""
+        """Plain texts of prompts that begin alike, without sharing."""
         most = self._parts.target.context_length - self._effort.tokens
         texts = related_texts(self._few, most)
         return decode_plainly(self._parts, GREEDY, texts, tokens=self._effort.tokens, seed=self._effort.seed)
 
-    def _prefixes(self, fault: Fault | None) -> CheckResult:
-        engine = replace(self._parts, prefix_cache=True)
-        engine = fault.plant(engine) if fault else engine
-        return check_texts(PREFIXES, self._parts, engine, self._related, exact=self._exact)
-
-    def _plant_prefix(self, fault: Fault) -> FaultResult:
-        return _found_in_texts(fault, PREFIXES, self._prefixes(fault))
+    def _prefixes(self, name: str, fault: Fault | None) -> CheckResult:
+        engine = _planted(fault, replace(self._parts, prefix_cache=True))
+        return check_texts(name, self._parts, engine, self._related, exact=self._exact)
 
     def _batch(self, setting: SamplingCase, prompts: Sequence[Sequence[int]]) -> PlainTexts:
         key = setting.name, len(prompts)
@@ -189,28 +175,36 @@ class TextStages:
             )
         return self._plain[key]
 
-    def _method(self, name: str, engine: Parts, setting: SamplingCase) -> CheckResult:
+    def _method(self, setting: SamplingCase, name: str, engine: Parts) -> CheckResult:
         return check_texts(name, self._parts, engine, self._batch(setting, self._prompts), exact=self._exact)
 
-    def _decoys(self, name: str, setting: SamplingCase, fault: Fault | None) -> CheckResult:
+    def _decoys(self, setting: SamplingCase, name: str, fault: Fault | None) -> CheckResult:
         batch = self._batch(setting, self._few)
-        engine = with_decoys(self._default, batch)
-        return check_texts(name, self._parts, fault.plant(engine) if fault else engine, batch, exact=self._exact)
-
-    def _plant(self, fault: Fault) -> FaultResult:
-        for setting in (GREEDY, PENALTIES):
-            name = f"{setting.name}: decoy trees"
-            result = self._decoys(name, setting, fault)
-            if not result.passed:
-                break
-        return _found_in_texts(fault, name, result)
+        engine = _planted(fault, with_decoys(self._default, batch))
+        return check_texts(name, self._parts, engine, batch, exact=self._exact)
 
 
-def _found_in_texts(fault: Fault, name: str, result: CheckResult) -> FaultResult:
-    """What a check says of an engine with a fault in it."""
-    if result.passed:
-        return FaultResult(fault.name, False, "", result.detail, LONGER)
-    return FaultResult(fault.name, True, name, result.detail)
+def _planted(fault: Fault | None, engine: Parts) -> Parts:
+    return fault.plant(engine) if fault else engine
+
+
+def _stage(name: str, check: FaultCheck) -> Stage:
+    """The stage of a check without a fault."""
+    return Stage(name, partial(check, name, None))
+
+
+def _plants(faults: Iterable[Fault], checks: Mapping[str, FaultCheck]) -> Iterator[Stage]:
+    """A stage for each fault that one of some checks must catch."""
+    return (Stage(fault.name, partial(_caught, fault, checks)) for fault in faults)
+
+
+def _caught(fault: Fault, checks: Mapping[str, FaultCheck]) -> FaultResult:
+    """Run checks with a fault until one fails."""
+    for name, check in checks.items():
+        result = check(name, fault)
+        if not result.passed:
+            return FaultResult(fault.name, True, name, result.detail)
+    return FaultResult(fault.name, False, "", result.detail, LONGER)
 
 
 @dataclass(frozen=True)
@@ -221,20 +215,20 @@ class _Drawing:
     source: Callable[[], TextCounter]
     draws: int
     by: str = ""
-    """What catches a fault that was planted."""
+    """The check that catches a planted fault."""
     share: int = 1
-    """So many times the draws are the user's."""
+    """The user's draws over these draws."""
 
 
 class FrequencyStages:
-    """Frequencies under the ratio rules, and the faults that show there.
+    """Stages that test frequencies under the ratio rules, and the faults they must catch.
 
     Args:
         parts: the user's engine.
         prompts: token ids; the one with the least certain continuation is the prefix.
         effort: how much to do.
         models: draft models by name.
-        workers: who redraws.
+        workers: run the redraws.
     """
 
     def __init__(
@@ -249,7 +243,7 @@ class FrequencyStages:
         self._models, self._workers = models, workers
 
     def stages(self) -> list[Stage]:
-        """Everything there is to do."""
+        """All stages, in order."""
         numbers = itertools.count(1)
         tests = [*self._on_recording(numbers), *self._on_miniature(numbers)]
         plants = [*self._in_frequencies(numbers), *self._in_laws(numbers)]
@@ -274,7 +268,7 @@ class FrequencyStages:
 
     def _in_frequencies(self, numbers: Iterator[int]) -> Iterator[_Drawing]:
         for fault in IN_FREQUENCIES:
-            # The fault brings its rule along; any that draws independently lets the drafter be built.
+            # The fault replaces the rule; this one is needed to build the drafter.
             source = partial(self._redraw, _self_draft(1, DEEP), Rejection(), next(numbers), fault.plant)
             yield _Drawing(fault.name, source, self._effort.draws, "frequencies, the target itself")
 
@@ -294,7 +288,7 @@ class FrequencyStages:
         ratio = _ratio_rules()
         config, chosen = self._parts.config, self._parts.verifier
         tests: list[tuple[DrafterConfig, Verifier]] = []
-        if not config.needs.reads_hidden:  # a recording has rows of logits, none of hidden states
+        if not config.needs.reads_hidden:  # a recording has no hidden rows
             tests += [(config, chosen)] if repeats_plain_text(chosen) else []
             tests += [(config, rule) for rule in ratio if config.most_nodes > 1 and _is_exact(config, rule)]
         return tests + [(_self_draft(2 if rule.trees else 1), rule) for rule in ratio]
@@ -352,7 +346,7 @@ def _self_draft(topk: int, num_steps: int = 2) -> DraftModel:
 
 
 def _least_certain(parts: Parts, prompts: Sequence[Sequence[int]]) -> Sequence[int]:
-    """The prompt whose next token is hardest to guess."""
+    """The prompt whose next token has the highest entropy."""
 
     def entropy(prompt: Sequence[int]) -> float:
         row = rows_after(parts.target, SequenceRows("prompt", 0, tuple(prompt[:-1]), root_only(prompt[-1])))[0]

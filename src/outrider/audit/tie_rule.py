@@ -1,9 +1,8 @@
-"""The tie rule: which tokens plain decoding could have given, up to the rounding of one row.
+"""The tie rule: which tokens plain decoding could have chosen, up to rounding.
 
-A row's logits may depend in their last bits on how many rows share the pass.  So where a backend does not promise
-equal bits, a speculative text is forced through plain decoding, token by token, and each of its tokens must be within
-rounding of the best choice there.  This file works from the definitions of the sampling parameters, apart from the
-engine's own sampler, and so is a second opinion on it.
+The last bits of a row's logits may depend on how many rows share the pass.  If a backend does not promise equal bits,
+a speculative text is forced through plain decoding token by token, and each token must be within rounding of the best
+choice.  This file implements the sampling parameters from their definitions, independently of the engine's sampler.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ SCORE: Final = 1e-4
 LAST_PLACES: Final = 4
 """Or closer than this many units in the last place of the best logit, which is more in bfloat16 and float16."""
 MASS: Final = 1e-6
-"""Probability mass closer than this to top_p, or a ratio closer to min_p, is at the edge."""
+"""Probability mass this close to top_p, or a ratio this close to min_p, counts as on the edge."""
 
 
 def rounding(best_logit: float, dtype: torch.dtype) -> float:
-    """How far a logit may move between two passes that compute the same row."""
+    """How far a logit may differ between two passes that compute the same row."""
     exponent = math.floor(math.log2(max(abs(best_logit), 1e-9)))
     return max(SCORE, LAST_PLACES * torch.finfo(dtype).eps * 2.0**exponent)
 
@@ -37,29 +36,29 @@ class Judgement:
     """One token against the row of plain decoding."""
 
     shortfall: float
-    """How far its score lies below the best that was certain to be available; infinite for one that was truncated."""
+    """How far its score is below the best token that was surely available; infinite if it was truncated."""
     lead: float
-    """How far apart the two best scores are, noise included."""
+    """The difference of the two best scores, noise included."""
     allowed: float
     """Shortfalls up to this are ties."""
     flip: bool
-    """Whether plain decoding chooses another token here."""
+    """Whether plain decoding chooses another token."""
     logprob: float
-    """Of the token, under the row before any sampling parameter."""
+    """Of the token, before any sampling parameter."""
 
     @property
     def tied(self) -> bool:
-        """Whether plain decoding could have given the token."""
+        """Whether plain decoding could have chosen the token."""
         return self.shortfall <= self.allowed
 
 
 class Judge:
-    """A logits processor that forces a text through plain decoding and judges each of its tokens on the way.
+    """A logits processor that forces a text through plain decoding and judges each token.
 
     Args:
         prompt_length: tokens before the text.
         text: the tokens to force.
-        params: what the text was made with, its seed included.
+        params: the text's sampling parameters, with its seed.
         dtype: precision of the target.
         end_ids: token ids that end the output, impossible before ``min_tokens``.
         choice: index among the ``n`` completions of the prompt.
@@ -112,13 +111,13 @@ class Judge:
 def adjusted(
     row: torch.Tensor, history: Sequence[int], prompt_length: int, params: SamplingParams, end_ids: Iterable[int]
 ) -> torch.Tensor:
-    """Logits after everything that comes before temperature.
+    """Apply everything that comes before temperature.
 
     Args:
-        row: float32 [vocabulary].
+        row: float32 [vocabulary], logits.
         history: prompt and output so far.
-        prompt_length: how many of them are the prompt.
-        params: what the user asked for.
+        prompt_length: tokens of the prompt.
+        params: the request's parameters.
         end_ids: token ids that end the output, impossible before ``min_tokens``.
     """
     row, everything = row.clone(), list(history)
@@ -139,14 +138,7 @@ def adjusted(
 
 
 def penalised(row: torch.Tensor, history: Sequence[int], prompt_length: int, params: SamplingParams) -> torch.Tensor:
-    """Logits after the repetition, presence and frequency penalties of a history.
-
-    Args:
-        row: float32 [vocabulary].
-        history: prompt and output so far.
-        prompt_length: how many of them are the prompt.
-        params: the penalties.
-    """
+    """Apply the repetition, presence and frequency penalties; arguments as for :func:`adjusted`."""
     row, everything = row.clone(), list(history)
     seen = torch.tensor(sorted(set(everything)), dtype=torch.int64)
     logits = row[seen]
@@ -158,13 +150,13 @@ def penalised(row: torch.Tensor, history: Sequence[int], prompt_length: int, par
 
 
 def survivors(scaled: torch.Tensor, params: SamplingParams, *, score: float, mass: float) -> torch.Tensor:
-    """Which tokens may be chosen when every threshold is moved a little.
+    """The tokens that survive truncation when every threshold is moved a little: bool [vocabulary].
 
     Args:
         scaled: float32 [vocabulary], logits over temperature.
         params: top_k, top_p, min_p.
-        score: thresholds on scores are lowered by this.
-        mass: top_p is raised by this, min_p lowered.
+        score: lowers thresholds on scores.
+        mass: raises top_p and lowers min_p.
     """
     values, order = torch.sort(scaled.double(), descending=True, stable=True)
     keep = torch.isfinite(values)
@@ -172,7 +164,7 @@ def survivors(scaled: torch.Tensor, params: SamplingParams, *, score: float, mas
         keep &= values >= values[0] + math.log(params.min_p * (1.0 - mass))
     if 0 < params.top_k < len(values):
         keep &= values >= values[params.top_k - 1] - score
-        if score <= 0.0:  # ties at the edge: the lowest ids stay, or, when in doubt, none of the others' rank
+        if score <= 0.0:  # ties at the edge: the lowest ids stay
             keep[params.top_k :] = False
     if params.top_p < 1.0:
         p = torch.softmax(values.masked_fill(~keep, -torch.inf), 0)
@@ -182,12 +174,12 @@ def survivors(scaled: torch.Tensor, params: SamplingParams, *, score: float, mas
 
 
 def _mass_before(values: torch.Tensor, p: torch.Tensor, score: float) -> torch.Tensor:
-    """Mass of the tokens that rank before each one; within ``score`` ranks may be exchanged.
+    """Probability mass that ranks before each token.
 
     Args:
-        values: float64 [tokens], falling.
+        values: float64 [tokens], descending.
         p: float64 [tokens], their probabilities.
-        score: above 0 near ties rank after the token, below 0 before it, at 0 as they are sorted.
+        score: above 0, tokens within this score rank after the token; below 0, before it; at 0, as sorted.
     """
     if score == 0.0:
         return torch.cumsum(p, 0) - p

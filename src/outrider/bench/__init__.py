@@ -1,1 +1,1 @@
-"""Measure methods against each other on one model: paired, interleaved, with the ceiling beside the result."""
+"""Compare methods on one model: paired and interleaved runs, with the limit that memory bandwidth sets."""

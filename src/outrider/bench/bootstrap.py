@@ -1,4 +1,4 @@
-"""Ratios of totals, with an interval that says how far other prompts might move them."""
+"""Speedups as ratios of totals, with bootstrap intervals over prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEVEL: Final = 0.95
 def speedup(
     tokens: Sequence[float], seconds: Sequence[float], plain_tokens: Sequence[float], plain_seconds: Sequence[float]
 ) -> float | None:
-    """Total tokens over total seconds, against the same of plain decoding; None where nothing was decoded."""
+    """Tokens per second over those of plain decoding; None if nothing was decoded."""
     if not sum(seconds) or not sum(plain_seconds) or not sum(plain_tokens):
         return None
     return (sum(tokens) / sum(seconds)) / (sum(plain_tokens) / sum(plain_seconds))
@@ -28,7 +28,7 @@ def speedup_interval(
     *,
     seed: int = 0,
 ) -> tuple[float, float] | None:
-    """A 95 % bootstrap interval of :func:`speedup`: prompts are drawn anew, each with all its numbers.
+    """A 95 % bootstrap interval of :func:`speedup`, which resamples prompts.
 
     Args:
         tokens: per prompt.
@@ -38,7 +38,7 @@ def speedup_interval(
         seed: of the draws.
 
     Returns:
-        Lower and upper end; None with fewer than two prompts, which say nothing about others.
+        Lower and upper end; None with fewer than two prompts.
     """
     table = np.array([tokens, seconds, plain_tokens, plain_seconds], dtype=np.float64)
     if table.shape[1] < 2:

@@ -1,4 +1,4 @@
-"""Whether speculation changed a text and, where it did, whether two tokens were as good as equal."""
+"""Compare texts with plain decoding's, and judge differences by the tie rule."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from outrider.verify.base import Verifier, repeats_plain_text
 
 
 def promises_plain_text(verifier: Verifier, setting: Setting) -> bool:
-    """Whether a rule promises plain decoding's very text, and not only its distribution or nothing at all."""
+    """Whether a rule promises the text of plain decoding, not only its distribution."""
     return verifier.lossless and (setting.temperature == 0 or repeats_plain_text(verifier))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One text that is not plain decoding's."""
+    """One text that differs from plain decoding's."""
 
     prompt_id: str
     repeat: int
@@ -32,20 +32,20 @@ class Difference:
     plain_token: int | None
     token: int | None
     gap: float
-    """How far the token's score lies below the best one's at that position, noise included; 0 where it is the best."""
+    """How far the token's score is below the best score at that position, noise included."""
     best_two_gap: float
-    """How far apart the two best scores are there."""
+    """The difference of the two best scores there."""
     worst_gap: float
-    """The largest gap of the whole text."""
+    """The largest gap in the text."""
     within_tie_rule: bool
 
     def to_json(self) -> dict[str, Any]:
-        """For the result file."""
+        """The difference as a JSON object."""
         return dict(vars(self))
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Where two texts part; None where they are the same."""
+    """The first position at which two texts differ; None if they are equal."""
     for place, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return place
@@ -58,9 +58,9 @@ def compare(
     """Compare a text with plain decoding's, and judge a difference by the tie rule.
 
     Args:
-        llm: the target, decoding plainly.
-        plain: what it said.
-        other: what a method said to the same prompt with the same parameters.
+        llm: the target, without speculation.
+        plain: its text.
+        other: a method's text for the same prompt and parameters.
         params: those parameters.
         dtype: precision of the target.
         exact: whether the target promises equal bits, so that no difference is a tie.

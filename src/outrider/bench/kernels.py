@@ -1,6 +1,6 @@
-"""What the CPU kernels cost: each kind of layer, and a whole pass, by rows and against this machine's memory.
+"""Time the CPU kernels and whole forward passes by number of rows, and compare them with the memory bandwidth.
 
-Everything is timed in one run, shape by shape in turn, and told as medians: machines are noisy.
+One run times all shapes in turn.  Figures are medians, because machines are noisy.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from outrider.tree import SequenceRows, TreeBatch, TreeBuilder, root_only
 
 ROWS: Final = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64)
 KINDS: Final = ("Q4_0", "Q4_K", "Q5_0", "Q5_K", "Q6_K", "Q8_0", "BF16")
-"""What is timed on its own."""
+"""Weight formats that are timed."""
 INPUTS, OUTPUTS = 1536, 8960
 """A layer of a model of 1.5 billion parameters."""
 LAYERS: Final = 24
-"""Copies, so that each comes from memory."""
+"""Copies, so that each is read from memory."""
 VOCABULARY: Final = 151_936
-"""Of a row that a token is chosen from."""
+"""Logits of a row for sampling."""
 SAMPLING: Final = (
     ("greedy", False, KEEP_ALL),
     ("all tokens", True, KEEP_ALL),
@@ -39,19 +39,19 @@ SAMPLING: Final = (
     ("top_p 0.9", True, Truncation(top_p=0.9)),
     ("top_k 50, top_p 0.9", True, Truncation(top_k=50, top_p=0.9)),
 )
-"""What is chosen from: its name, whether there is noise, and what is cut off."""
+"""Ways to sample: name, whether there is noise, and truncation."""
 SPREADS: Final = (1.0, 3.0)
-"""Standard deviations of the logits: a flat row, whose nucleus is most of the vocabulary, and one like a model's."""
+"""Standard deviations of the logits: a flat row, and one like a model's."""
 CONTEXT: Final = 256
 _PAGE: Final = 16
 _ROWS_A_SAMPLE: Final = 20
 _ORDINARY_BYTE: Final = 0x3C
-"""As scales, bf16 or codes alike it makes ordinary numbers: rare ones, such as denormals, would be timed instead."""
+"""Gives ordinary numbers as scales, bf16 and codes; denormals would be slower."""
 _READ_BYTES: Final = 1 << 28
 
 
 def measure_read(data: np.ndarray[Any, Any]) -> float:
-    """Bytes per second the threads read together, once over some memory."""
+    """Bytes per second of one read of some memory by all threads."""
     return len(data) / float(cpu.time_read(data))
 
 
@@ -62,13 +62,13 @@ def measure(
 
     Args:
         model: a native model, or None to time the kernels alone.
-        path: what to call it.
-        repeat: samples of each figure.
+        path: the model's name.
+        repeat: samples per figure.
         with_kernels: whether to time single kernels.
         advance: called after each part.
 
     Raises:
-        ConfigError: there are no kernels in this installation.
+        ConfigError: this installation has no kernels.
     """
     if cpu is None:
         raise ConfigError(str(missing))
@@ -114,7 +114,7 @@ def _time_kind(
 
 
 def _time_sampling(repeat: int, advance: Callable[[], None]) -> list[dict[str, Any]]:
-    """Milliseconds to choose a token from one row at temperature 0.8 on one thread, the call from Python included."""
+    """Milliseconds to choose a token from one row at temperature 0.8 on one thread, with the call from Python."""
     result = []
     for spread in SPREADS:
         row = spread * torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(1))
@@ -146,7 +146,7 @@ def _time_passes(
     memory: np.ndarray[Any, Any],
     advance: Callable[[], None],
 ) -> dict[str, Any]:
-    """Passes over 1 … 64 rows behind a context of 256 tokens, and a prompt of 512."""
+    """Time passes over 1 … 64 rows after a context of 256 tokens, and a prompt of 512."""
     cache = KVPool(CONTEXT + 1024, _PAGE).cache("model")
     cache.extend("text", CONTEXT + 600)
     tokens = [int(token) for token in torch.randint(model.vocabulary, (CONTEXT + 512,))]

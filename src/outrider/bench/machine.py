@@ -1,4 +1,4 @@
-"""What the numbers were measured on, and the ceiling that memory bandwidth sets."""
+"""Facts about the machine, for results, and its memory bandwidth."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _BUFFER_BYTES: Final = 512 * 2**20
 """Far more than any cache holds."""
 _PASSES: Final = 9
 _GIT_SECONDS: Final = 20
-"""After which git is not waited for."""
+"""Timeout of a git command."""
 _PACKAGES: Final = ("outrider", "torch", "transformers", "tokenizers", "numpy")
 
 
 def facts() -> dict[str, Any]:
-    """Date, processor, memory, threads, GPUs and versions; every result carries them."""
-    import torch  # takes seconds, which what asks for less need not wait for
+    """Date, processor, memory, threads, GPUs and versions, for every result."""
+    import torch  # takes seconds
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     made = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "commit": commit(Path(__file__))}
@@ -35,7 +35,7 @@ def facts() -> dict[str, Any]:
 
 
 def quick_facts() -> dict[str, Any]:
-    """What is known of the machine without torch."""
+    """Facts about the machine that do not need torch."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
@@ -49,23 +49,20 @@ def quick_facts() -> dict[str, Any]:
 
 
 def commit(file: Path) -> str | None:
-    """The commit that a file is checked out from, with ``-dirty`` where tracked files differ from it.
-
-    None where the file is no part of a checkout, even if it lies inside of another project's, or git does not tell.
-    """
+    """The commit of a file, with ``-dirty`` if tracked files were changed; None if git does not track the file."""
     ask = ["git", "-C", str(file.parent)]
     tracked = [*ask, "ls-files", "--error-unmatch", "--", file.name]
     named = [*ask, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         for command in (tracked, named):
-            told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_SECONDS).stdout
+            answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_SECONDS).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return told.strip()
+    return answer.strip()
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the numbers depend on."""
+    """Versions of the packages that results depend on."""
     return {package: _version(package) for package in _PACKAGES}
 
 
@@ -83,8 +80,8 @@ def usable_cores() -> int:
 
 
 def read_bandwidth(device: torch.device) -> float:
-    """Bytes per second this machine reads, with the threads torch uses now: median of summing a large buffer."""
-    import torch  # likewise
+    """Bytes per second that torch reads with its present threads: the median of summing a large buffer."""
+    import torch
 
     buffer = torch.ones(_BUFFER_BYTES // 4, dtype=torch.float32, device=device)
     seconds = []
@@ -99,7 +96,7 @@ def read_bandwidth(device: torch.device) -> float:
 
 def _finish(device: torch.device) -> None:
     if device.type == "cuda":
-        import torch  # likewise
+        import torch
 
         torch.cuda.synchronize(device)
 

@@ -1,4 +1,4 @@
-"""One self-contained page: whether it pays, by how much per category, where drafts are accepted, where time goes."""
+"""The result of a bench as one self-contained page: speedup per category, acceptance by position, time per round."""
 
 from __future__ import annotations
 
@@ -6,7 +6,19 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
-from outrider.bench.figures import automatic, identical, interval, number, rate, rules, share, times
+from outrider.bench.figures import (
+    IDENTICAL,
+    LENGTH,
+    RATE,
+    SPEED,
+    Column,
+    automatic,
+    interval,
+    rate,
+    rules,
+    share,
+    times,
+)
 from outrider.bench.report import ALL
 from outrider.bench.svg import WIDTH, Drawing, Scale, nice_end
 from outrider.bench.verdict import verdicts
@@ -24,6 +36,11 @@ _COLOURS: Final = 8
 _PHASES: Final = (("draft_s", "draft"), ("verify_s", "verify"), ("other_s", "other"))
 _LEAST_TESTED: Final = 5
 _MOST_POSITIONS: Final = 16
+_COLUMNS: Final[Sequence[Column]] = (
+    *(*SPEED, LENGTH, RATE),
+    ("other", lambda entry: share(entry["other_share"])),
+    IDENTICAL,
+)
 
 _STYLE: Final = (
     """
@@ -62,7 +79,7 @@ th { color: var(--soft); font-weight: 500; } .name { text-align: left; padding-l
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """The page of a bench result; it loads nothing from anywhere."""
+    """The page of a bench result; it loads no other files."""
     entries: Sequence[Entry] = result["results"]
     colours = {arm["name"]: index % _COLOURS for index, arm in enumerate(result["algorithms"])}
     parts = [_header(result)]
@@ -81,7 +98,7 @@ def page(result: Mapping[str, Any]) -> str:
 def _header(result: Mapping[str, Any]) -> str:
     model, machine, work, ceiling = (result[part] for part in ("model", "machine", "workload", "ceiling"))
     reached = ceiling["share_reached"]
-    told = "" if reached is None else f" Plain decoding reaches {reached:.0%} of what memory bandwidth allows."
+    told = "" if reached is None else f" Plain decoding reaches {reached:.0%} of the memory bandwidth limit."
     return (
         f"<h1>{'<br>'.join(map(_unbroken, verdicts(result['results'])))}</h1>"
         f"<p>{escape(model['name'])}, {escape(model['dtype'])} on {escape(machine['cpu'])}, "
@@ -93,12 +110,12 @@ def _header(result: Mapping[str, Any]) -> str:
 
 
 def _unbroken(words: str) -> str:
-    """Text whose intervals do not break at their dashes."""
+    """Escaped text that does not break at the dashes of intervals."""
     return escape(words).replace("–", "\u2060–\u2060")
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table that scrolls where the screen is too narrow; its first column is of names."""
+    """A table that scrolls on a narrow screen; its first column is text."""
 
     def line(kind: str, cells: Sequence[str]) -> str:
         first, *others = map(escape, cells)
@@ -109,24 +126,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _figures(entries: Sequence[Entry]) -> str:
-    head = ("method", "tokens/s", "speedup", "95 %", "end to end", "τ", "α (tested)", "other", "identical")
-    return _table(
-        head,
-        [
-            (
-                entry["algorithm"],
-                number(entry["tokens_per_s"], 1),
-                times(entry["speedup"]),
-                interval(entry["speedup_interval"]),
-                times(entry["end_to_end_speedup"]),
-                number(entry["mean_accepted_length"]),
-                rate(entry["acceptance_rate"], entry["tested"]),
-                share(entry["other_share"]),
-                identical(entry),
-            )
-            for entry in entries
-        ],
-    )
+    rows = [[cell(entry) for _, cell in _COLUMNS] for entry in entries]
+    return _table([heading for heading, _ in _COLUMNS], rows)
 
 
 def _setting(setting: str, entries: Sequence[Entry], colours: Mapping[str, int]) -> list[str]:
@@ -138,12 +139,10 @@ def _setting(setting: str, entries: Sequence[Entry], colours: Mapping[str, int])
     phases = _keys([(f"k-{name}", name) for _, name in _PHASES])
     return [
         f"<h2>Figures, {title}</h2>{_figures(overall)}",
-        f"<h2>Speedup over plain decoding, {title}</h2><p>Decoding only; lines are 95 % intervals over "
-        "prompts, which one prompt does not have.</p>",
+        f"<h2>Speedup over plain decoding, {title}</h2><p>Decoding only; lines are 95 % intervals over prompts.</p>",
         f"<figure>{speedups(drafting, colours)}</figure>",
-        f"<h2>Acceptance by position, {title}</h2><p>Accepted over tested drafts at each depth; in the table, with the "
-        f"number tested. Depths tested fewer than {_LEAST_TESTED} times are left out, and so are those past "
-        f"{_MOST_POSITIONS}.</p>",
+        f"<h2>Acceptance by position, {title}</h2><p>Accepted over tested drafts at each depth. The table also shows "
+        f"the number tested. Depths with fewer than {_LEAST_TESTED} tests or past {_MOST_POSITIONS} are left out.</p>",
         f"<figure>{keys}{acceptance(known, colours)}</figure>{_positions(known)}",
         f"<h2>Time per round, {title}</h2><p>“Other” is the engine's own: scheduling, sampling, acceptance.</p>",
         f"<figure>{phases}{time_split(overall)}</figure>",
@@ -167,7 +166,7 @@ def _keys(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def speedups(entries: Sequence[Entry], colours: Mapping[str, int]) -> str:
-    """A dot with its interval per method, grouped by category; the only category of all prompts is not told twice."""
+    """A dot with its interval per method, grouped by category; a single category is not shown twice."""
     shown = [entry for entry in entries if entry["speedup"] is not None]
     kinds = dict.fromkeys(entry["category"] for entry in shown)
     groups = {ALL: None} if len(kinds) == 2 and ALL in kinds else kinds
@@ -206,7 +205,7 @@ def _gain(drawing: Drawing, scale: Scale, y: float, entry: Entry, colour: int) -
 
 
 def acceptance(entries: Sequence[Entry], colours: Mapping[str, int]) -> str:
-    """A line per method; positions tested too seldom to mean anything are left out."""
+    """A line per method; positions with too few tests are left out."""
     height, bottom = 230, 185
     depth = max((len(_meaningful(entry)) for entry in entries), default=1)
     across = Scale(max(depth, 2), 40, WIDTH - 10)
@@ -229,7 +228,7 @@ def acceptance(entries: Sequence[Entry], colours: Mapping[str, int]) -> str:
 
 
 def _meaningful(entry: Entry) -> list[float]:
-    """Rates of the leading positions that were tested often enough to mean something, sixteen at most."""
+    """Rates of the leading positions with enough tests, at most sixteen."""
     rates: list[float] = []
     for value, tested in zip(entry["acceptance_by_position"], entry["tested_by_position"], strict=True):
         if tested < _LEAST_TESTED or len(rates) == _MOST_POSITIONS:
@@ -239,7 +238,7 @@ def _meaningful(entry: Entry) -> list[float]:
 
 
 def time_split(entries: Sequence[Entry]) -> str:
-    """A bar per method: drafting, verifying, and the engine's own time of one round."""
+    """A bar per method: time per round for drafting, verifying, and the engine itself."""
     totals = [sum(entry["per_round"][phase] or 0.0 for phase, _ in _PHASES) * 1000 for entry in entries]
     scale = Scale(nice_end(max(totals, default=1.0)), _LEFT, WIDTH - _RIGHT - 14)
     height = len(entries) * (_ROW + 8) + _AXIS

@@ -1,4 +1,4 @@
-"""The prompts of a bench, and the form in which they reach the model: part of the workload, so it is recorded."""
+"""The prompts of a bench, and the form in which the model gets them."""
 
 from __future__ import annotations
 
@@ -6,29 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from outrider.bench.selection import select
 from outrider.errors import ConfigError
+from outrider.models.files.tokenizer import Tokenizer
 from outrider.prompts import BUILT_IN, Prompt, read
 
-if TYPE_CHECKING:
-    from outrider.models.files.tokenizer import Tokenizer
-
 COMPLETE_CODE: Final = "Complete this Python function, answer with code only:\n"
-"""Put in front of bare function heads, which an instruct model would otherwise discuss."""
+"""Precedes bare function heads, so that an instruct model completes them and does not discuss them."""
 
 
 def selected_prompts(path: Path | None, expression: str | None, limit: int | None) -> list[Prompt]:
-    """The prompts that take part, each with the one question that is asked.
+    """Read and select prompts, each cut to its first question.
 
     Args:
         path: see :func:`outrider.prompts.read`.
         expression: see :func:`outrider.bench.selection.select`; None takes all.
-        limit: take at most this many of them; None takes all.
+        limit: most prompts; None takes all.
 
     Raises:
-        ConfigError: the file cannot be read, a line is no prompt, or nothing is left.
+        ConfigError: the file cannot be read, a line is not a prompt, or no prompt is left.
     """
     chosen = select(expression) if expression else lambda number: True
     found = list(islice((_asked(prompt) for prompt in read(path) if chosen(prompt.number)), limit))
@@ -39,7 +37,7 @@ def selected_prompts(path: Path | None, expression: str | None, limit: int | Non
 
 
 def file_name(path: Path | None) -> str:
-    """What results call the file."""
+    """The file's name in results."""
     return BUILT_IN if path is None else path.name
 
 
@@ -55,20 +53,20 @@ def _asked(prompt: Prompt) -> Prompt:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt in the model's own tokens."""
+    """A prompt as token ids."""
 
     row: Prompt
-    """Of the file."""
+    """The prompt in the file."""
     token_ids: tuple[int, ...]
 
 
 def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[Prompt], *, chat: bool) -> list[Encoded]:
-    """Tokens of every prompt, conversations through the chat template or bare."""
+    """Encode prompts, with or without the chat template."""
     return [Encoded(prompt, tuple(prompt.encode(tokenizer, chat=chat))) for prompt in prompts]
 
 
 def form(prompts: Sequence[Prompt], *, chat: bool) -> dict[str, Any]:
-    """The form of the prompts, for the record."""
+    """The form of the prompts, for the result."""
     return {
         "chat_template": chat,
         "turn": "first",

@@ -1,4 +1,4 @@
-"""From samples to the numbers users steer by: per method, setting and category."""
+"""Summarise samples: figures per method, setting and category."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ ALL: Final = "all"
 """The category that holds every prompt."""
 
 MEANINGS: Final = {
-    "tokens_per_s": "tokens of decoding rounds / seconds of decoding rounds, summed over prompts; the drafter's "
-    "reading of the prompt left out",
-    "end_to_end_tokens_per_s": "all tokens / all seconds from request to last token, prefill of target and drafter in",
-    "speedup": "tokens_per_s / the plain arm's, on the same prompts, null for a method that drafted nothing; the "
+    "tokens_per_s": "tokens of decoding rounds / seconds of decoding rounds, summed over prompts, without prefill of "
+    "target and drafter",
+    "end_to_end_tokens_per_s": "all tokens / all seconds from request to last token, with prefill",
+    "speedup": "tokens_per_s / that of plain decoding on the same prompts, null for a method that drafted nothing; the "
     "interval is a 95 % bootstrap over prompts",
     "acceptance_rate": "accepted / tested drafts; by position: at each depth of the tree",
-    "mean_accepted_length": "tokens emitted per round, the bonus included; plain decoding has 1",
+    "mean_accepted_length": "tokens emitted per round, with the bonus token; plain decoding has 1",
     "cost_coefficient": "seconds of one draft step / seconds of one plain target pass",
-    "predicted_speedup": "Leviathan et al. 2023, theorem 3.8, with each position's own rate (per round, so that rounds "
-    "without a draft count), a verifying pass as dear as a plain one",
-    "predicted_with_verify_cost": "the same with the verifying pass's measured cost",
+    "predicted_speedup": "Leviathan et al. 2023, theorem 3.8, with the rate of each position per round; a verifying "
+    "pass costs as much as a plain one",
+    "predicted_with_verify_cost": "the same with the measured cost of a verifying pass",
     "other_share": "the engine's own time, outside target and drafter passes, as a share of a decoding round",
-    "gap": "how far a token's score lies below the best one's when the text is forced through plain decoding",
+    "gap": "how far a token's score is below the best score when the text is forced through plain decoding",
 }
 
 
@@ -69,19 +69,19 @@ class Totals:
 
     @property
     def draft_per_round(self) -> float:
-        """Seconds of drafting, the reading of the prompt left out."""
+        """Seconds of drafting, without the drafter's prefill."""
         return (self.seconds.draft - self.draft_prefill) / self.seconds.rounds if self.seconds.rounds else 0.0
 
 
 def summarise(
     samples: Sequence[Sample], arms: Sequence[Arm], differences: Mapping[tuple[str, str], Sequence[Difference]]
 ) -> list[dict[str, Any]]:
-    """One entry per setting, category and method, the category of all prompts first.
+    """One entry per setting, category and method; the category of all prompts comes first.
 
     Args:
-        samples: every sample; each setting has those of exactly one plain arm.
-        arms: every method, in the order to list them.
-        differences: texts that are not plain decoding's, by setting label and arm name.
+        samples: all samples; each setting has exactly one plain arm.
+        arms: the methods, in order.
+        differences: texts that differ from plain decoding's, by setting label and arm name.
     """
     entries = []
     for setting in dict.fromkeys(sample.setting for sample in samples):
@@ -107,8 +107,8 @@ def _compare(mine: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, Any]:
         "end_to_end_speedup": speedup(*walled),
         "end_to_end_interval": speedup_interval(*walled),
     }
-    # What differs from plain decoding without a draft is noise.
-    told = mine[0].arm.plain or any(total.stats.drafted)
+    # Without drafts, a difference from plain decoding is noise.
+    drafted = mine[0].arm.plain or any(total.stats.drafted)
     return {
         "algorithm": mine[0].arm.name,
         "verifier": mine[0].arm.verifier.name,
@@ -118,7 +118,7 @@ def _compare(mine: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, Any]:
         "decode_tokens": total.stats.emitted,
         "tokens_per_s": _ratio(total.stats.emitted, total.decode),
         "end_to_end_tokens_per_s": _ratio(total.tokens, total.wall),
-        **(gains if told else dict.fromkeys(gains)),
+        **(gains if drafted else dict.fromkeys(gains)),
         "rounds": total.stats.rounds,
         "drafted": sum(total.stats.drafted),
         "tested": sum(total.stats.tested),
@@ -133,7 +133,7 @@ def _compare(mine: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _costs(total: Totals, base: Totals) -> dict[str, Any]:
-    """Where a round's time goes, and the speedup that follows from acceptance and costs."""
+    """The time of a round by phase, and the speedup predicted from acceptance and costs."""
     rounds, plain_pass = total.seconds.rounds, base.verify_per_round
     levels = total.stats.levels
     other = _ratio(total.seconds.other, rounds)
@@ -157,7 +157,7 @@ def _costs(total: Totals, base: Totals) -> dict[str, Any]:
 
 
 def _per_prompt(mine: Sequence[Sample], plain: Sequence[Sample]) -> tuple[list[list[float]], list[list[float]]]:
-    """Tokens and seconds by prompt, mine then plain: of decoding, and end to end."""
+    """Tokens and seconds by prompt, of a method and of plain decoding: decoding alone, and end to end."""
     ids = list(dict.fromkeys(sample.prompt.row.id for sample in mine))
     decoded: list[list[float]] = []
     walled: list[list[float]] = []
@@ -214,7 +214,7 @@ def arm_json(arm: Arm, names: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         arm: the method.
-        names: what to call each draft model, by the path it was given as.
+        names: the name of each draft model, by the path on the command line.
     """
     values = {item.name: getattr(arm.config, item.name) for item in dataclasses.fields(arm.config)}  # type: ignore[arg-type]
     for name, value in values.items():

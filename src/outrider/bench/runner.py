@@ -1,7 +1,6 @@
-"""Paired and interleaved runs: every prompt under every method before the next prompt, in a shuffled order.
+"""Paired and interleaved runs: each prompt runs under every method, in shuffled order, before the next prompt.
 
-The models are in memory once; each run gets an engine of its own around them, so that no cache and no corpus outlives
-it.
+Models are loaded once.  Each run gets a new engine, so that runs share no cache and no corpus.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from outrider.bench.prompts import Encoded
 from outrider.config import CacheConfig, Speculation
@@ -22,16 +21,14 @@ from outrider.errors import NumericsError
 from outrider.heads.checkpoint import HeadCheckpoint
 from outrider.llm import LLM
 from outrider.metrics import PhaseSeconds, SpeculationStats
+from outrider.models.base import TargetModel
+from outrider.models.files.tokenizer import Tokenizer
 from outrider.sampling.params import SamplingParams
-
-if TYPE_CHECKING:
-    from outrider.models.base import TargetModel
-    from outrider.models.files.tokenizer import Tokenizer
-    from outrider.verify.base import Verifier
+from outrider.verify.base import Verifier
 
 _WARM_UP_TOKENS: Final = 8
 _SPARE_ROWS: Final = 1024
-"""Cache rows past prompt and output, for draft trees."""
+"""Cache rows for draft trees, in addition to prompt and output."""
 _SEEDS_PER_PROMPT: Final = 1000
 
 
@@ -51,7 +48,7 @@ class Setting:
 
 
 def grid(temperatures: Sequence[float], top_ps: Sequence[float]) -> list[Setting]:
-    """Every temperature with every top_p; greedy decoding, which top_p cannot change, once."""
+    """Every temperature with every top_p; greedy decoding once, because top_p does not change it."""
     pairs = [Setting(t, 1.0 if t == 0 else p) for t in temperatures for p in top_ps]
     return list(dict.fromkeys(pairs))
 
@@ -64,14 +61,14 @@ class Arm:
     config: DrafterConfig
     verifier: Verifier
     plain: bool = False
-    """Whether the others are measured against this one."""
+    """Whether this is the baseline."""
     automatic: bool = False
-    """Whether ``auto`` stands for this one."""
+    """Whether ``auto`` chooses this one."""
 
 
 @dataclass(frozen=True)
 class Models:
-    """What is in memory."""
+    """Loaded models."""
 
     target: TargetModel
     tokenizer: Tokenizer
@@ -83,7 +80,7 @@ class Models:
         return self.drafts[path], self.tokenizer
 
     def engine(self, arm: Arm, rows: int = 0) -> LLM:
-        """A fresh engine for one method; weights are not copied.
+        """A new engine for one method; weights are not copied.
 
         Args:
             arm: the method.
@@ -95,14 +92,14 @@ class Models:
             speculation=Speculation(arm.config, arm.verifier.name),
             draft_models=self.drafts,
             heads=self.heads,
-            # Every run computes its whole prompt, whichever methods have completed it before.
+            # Every run computes its whole prompt, even if another method has completed it before.
             cache=CacheConfig(rows=rows, prefix_cache=False),
         )
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is run."""
+    """Prompts, settings and methods to run."""
 
     prompts: tuple[Encoded, ...]
     settings: tuple[Setting, ...]
@@ -113,16 +110,16 @@ class Workload:
 
     @property
     def runs(self) -> int:
-        """How many completions that is."""
+        """The number of completions."""
         return len(self.prompts) * len(self.settings) * len(self.arms) * self.repeats
 
     @property
     def cache_rows(self) -> int:
-        """Rows that hold any of these requests with its draft tree."""
+        """Rows for any of these requests with its draft tree."""
         return max(len(prompt.token_ids) for prompt in self.prompts) + self.max_tokens + _SPARE_ROWS
 
     def params(self, prompt: Encoded, setting: Setting, repeat: int) -> SamplingParams:
-        """The same for every method, seed included."""
+        """The sampling parameters and seed of a run, the same for every method."""
         return SamplingParams(
             temperature=setting.temperature,
             top_p=setting.top_p,
@@ -140,27 +137,27 @@ class Sample:
     arm: Arm
     repeat: int
     order: int
-    """Which of the prompt's arms it was, first is 0."""
+    """The place of this arm in the prompt's order, from 0."""
     token_ids: tuple[int, ...]
     finish_reason: str
     stats: SpeculationStats
     seconds: PhaseSeconds
     draft_prefill: float
-    """Seconds the first draft took beyond the median of the later ones: the drafter reading the prompt."""
+    """The drafter's prefill: seconds of the first draft beyond the median of the later ones."""
     wall: float
-    """Seconds from the request to its last token, everything included."""
+    """Seconds from the request to its last token."""
 
     @property
     def decode(self) -> float:
-        """Seconds of the rounds that only decode, the drafter's reading of the prompt left out."""
+        """Seconds of decoding rounds, without the drafter's prefill."""
         return self.seconds.decode - self.draft_prefill
 
 
 def run(models: Models, workload: Workload, advance: Callable[[], None] = lambda: None) -> Iterator[Sample]:
-    """Measure everything.
+    """Run a workload and yield a sample for each completion.
 
     Args:
-        models: what is in memory.
+        models: the models.
         workload: what to run.
         advance: called after each completion.
     """
@@ -179,20 +176,20 @@ def run(models: Models, workload: Workload, advance: Callable[[], None] = lambda
 
 
 def _warm_up(models: Models, workload: Workload, arm: Arm) -> None:
-    """The first passes of a process allocate and tune; let no method pay for that."""
+    """Run a few tokens, because the first passes of a process allocate and tune."""
     params = SamplingParams(max_tokens=min(_WARM_UP_TOKENS, workload.max_tokens))
     engine = models.engine(arm, workload.cache_rows).engine
     Driver(engine, threaded=False).complete([(workload.prompts[0].token_ids, params)])
 
 
 def measure(llm: LLM, workload: Workload, prompt: Encoded, setting: Setting, arm: Arm, repeat: int) -> Sample:
-    """Complete one prompt.
+    """Complete one prompt and measure it.
 
     Raises:
-        NumericsError: the target's logits are not numbers.
+        NumericsError: the target's logits contain NaN or infinity.
     """
     engine, drafts = llm.engine, [0.0]
-    driver = Driver(engine, threaded=False)  # no round may begin before the last one's clock was read
+    driver = Driver(engine, threaded=False)  # read the clock between rounds
     before = engine.seconds.copy()
     begun = time.perf_counter()
     call = driver.submit([(prompt.token_ids, workload.params(prompt, setting, repeat))])
@@ -218,10 +215,6 @@ def measure(llm: LLM, workload: Workload, prompt: Encoded, setting: Setting, arm
 
 
 def _first_excess(drafts: Sequence[float]) -> float:
-    """How much longer the first draft took than is usual.
-
-    Args:
-        drafts: draft seconds of every round; rounds that read the prompt took none.
-    """
+    """Seconds of the first draft beyond the median of the later ones; rounds of the target's prefill take 0 seconds."""
     taken = [seconds for seconds in drafts if seconds > 0]
     return max(0.0, taken[0] - statistics.median(taken[1:])) if len(taken) > 1 else 0.0

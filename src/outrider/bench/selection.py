@@ -1,4 +1,4 @@
-"""``--select``: which rows of a prompt file take part, as a small expression in the row's number ``i``."""
+"""``--select``: choose rows of a prompt file by an expression in the row number ``i``."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _LONGEST: Final = 200
 
 
 def select(expression: str) -> Callable[[int], bool]:
-    """A test of row numbers, from an expression such as ``i%8==0`` or ``i<20 and not i%2``.
+    """Compile a test of row numbers from an expression such as ``i%8==0`` or ``i<20 and not i%2``.
 
-    Only whole numbers, ``i``, ``+ - * // %``, comparisons and ``and or not`` are understood; nothing is ever called.
+    It may contain whole numbers, ``i``, ``+ - * // %``, comparisons and ``and or not``; no calls.
 
     Raises:
-        ConfigError: naming what is not understood.
+        ConfigError: the expression contains something else; the message names it.
     """
     if len(expression) > _LONGEST:
         raise ConfigError(f"--select takes at most {_LONGEST} characters, not {len(expression)}")

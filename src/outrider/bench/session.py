@@ -1,4 +1,4 @@
-"""One bench from request to result: load once, run, compare, sum up."""
+"""One bench from request to result: load, run, compare, summarise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from outrider.verify import make_verifier
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """What the user asked to be measured."""
+    """What to measure."""
 
     model: str
     """The target's folder, hub id, file or name."""
@@ -39,7 +39,7 @@ class BenchRequest:
     arms: tuple[Arm, ...]
     """The methods, plain decoding first."""
     prompts: Path | None
-    """A file of them; None takes those that come with Outrider."""
+    """A file of prompts; None takes the built-in ones."""
     temperatures: tuple[float, ...]
     top_ps: tuple[float, ...]
     max_tokens: int
@@ -50,7 +50,6 @@ class BenchRequest:
     chat: bool | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
         for name, value in (("max_tokens", self.max_tokens), ("repeat", self.repeats), ("limit", self.limit)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
@@ -60,7 +59,7 @@ class BenchRequest:
 
 
 def plain_arm(verifier: str) -> Arm:
-    """Plain decoding, which the others are measured against; under a lossy rule's name it is the target's all the same.
+    """The baseline: plain decoding; under the default rule if ``verifier`` is lossy.
 
     Raises:
         ConfigError: there is no such rule.
@@ -71,7 +70,7 @@ def plain_arm(verifier: str) -> Arm:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """A bench that has been run, its models still in memory."""
+    """A finished bench with its loaded models."""
 
     models: Models
     workload: Workload
@@ -81,11 +80,11 @@ class Measured:
 
 
 def measure(request: BenchRequest, begin: Callable[[int], None], advance: Callable[[], None]) -> Measured:
-    """Run everything a request asks for.
+    """Run a bench.
 
     Args:
         request: what to measure.
-        begin: called with the number of runs before the first.
+        begin: called once with the number of runs.
         advance: called after each run.
     """
     arms, settings = request.arms, grid(request.temperatures, request.top_ps)
@@ -104,7 +103,7 @@ def measure(request: BenchRequest, begin: Callable[[int], None], advance: Callab
     begin(workload.runs)
     before = machine.read_bandwidth(models.target.device)
     samples = list(run(models, workload, advance))
-    bandwidth = max(before, machine.read_bandwidth(models.target.device))  # a ceiling is what the machine can do
+    bandwidth = max(before, machine.read_bandwidth(models.target.device))
     differences = _differences(models, workload, samples, dtype)
     entries = summarise(samples, arms, differences)
     result = {
@@ -123,7 +122,7 @@ def measure(request: BenchRequest, begin: Callable[[int], None], advance: Callab
 
 
 def _load(request: BenchRequest, arms: Sequence[Arm]) -> tuple[Models, torch.dtype]:
-    """The target and every draft model that is used, each once, in one precision on one device."""
+    """Load the target, draft models and heads once each, in one precision on one device."""
     options = request.options
     target, tokenizer = load_model(request.model, options)
     dtype = resolve_dtype(options.dtype, target.device)
@@ -140,24 +139,24 @@ def _load(request: BenchRequest, arms: Sequence[Arm]) -> tuple[Models, torch.dty
 
 
 def _names(models: Models) -> dict[str, str]:
-    """What draft models and heads are called, by path."""
+    """The names of draft models and heads, by path."""
     return {path: find(path)[1] for path in models.drafts} | {path: head.name for path, head in models.heads.items()}
 
 
 def _check_lengths(workload: Workload, context_length: int) -> None:
-    """Refuse a prompt that cannot be served before anything is run."""
+    """Refuse prompts that do not fit into the context."""
     for prompt in workload.prompts:
         if len(prompt.token_ids) >= context_length:
             raise RequestError(
-                f"prompt {prompt.row.id} has {len(prompt.token_ids)} tokens, but the context holds {context_length}; "
-                "leave it out with --select"
+                f"prompt {prompt.row.id} has {len(prompt.token_ids)} tokens, but the context has {context_length}; "
+                "exclude it with --select"
             )
 
 
 def _differences(
     models: Models, workload: Workload, samples: Sequence[Sample], dtype: torch.dtype
 ) -> dict[tuple[str, str], list[Difference]]:
-    """Every text that is not plain decoding's, by setting and method, where the rule promises that it is."""
+    """Texts that differ from plain decoding's, by setting and method, for rules that promise equal texts."""
     plain = {_key(sample): sample for sample in samples if sample.arm.plain}
     judge = models.engine(workload.arms[0], workload.cache_rows)
     found: dict[tuple[str, str], list[Difference]] = {}
@@ -211,7 +210,7 @@ def _workload_facts(request: BenchRequest, workload: Workload, rows: Sequence[Pr
 
 
 def _ceiling(read: int, bandwidth: float, tokens_per_s: float | None) -> dict[str, Any]:
-    """Plain decoding reads every parameter once a token, so bandwidth bounds it."""
+    """The limit of plain decoding, which reads every parameter once per token."""
     most = bandwidth / read if read else None
     return {
         "read_bytes_per_s": bandwidth,

@@ -1,7 +1,6 @@
-"""A few marks of SVG, enough for the project's plots; colours are the CSS classes of the page or file around them.
+"""SVG marks for the project's plots; their colours are CSS classes.
 
-Plots are as wide as a telephone's screen is in reading size, :data:`WIDTH`: scaled up they stay readable, scaled down
-they would not.
+Plots have the width of a telephone's screen, :data:`WIDTH`: they stay readable when scaled up, not when scaled down.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from textwrap import wrap
 from typing import Final, NamedTuple
 
 WIDTH: Final = 440
-"""Of every plot."""
+"""Width of every plot."""
 SHOWN: Final = 560
-"""Pixels across which a plot that stands alone is shown where there is room."""
+"""Width in pixels of a plot in its own file, if there is room."""
 LETTER: Final = 6.6
-"""Width of a letter, about, at the size of labels."""
+"""Approximate width of a letter of a label."""
 LINE: Final = 17
-"""From one line of text to the next."""
+"""Height of a line of text."""
 TICKS: Final = 5
-"""Marks along an axis, about."""
+"""Approximate number of ticks on an axis."""
 _MOST_TICKS: Final = 9
-"""For which a logarithmic axis has room."""
+"""Most ticks on a logarithmic axis."""
 _FACTORS: Final = (
     (1.0,),
     (1.0, 2.0, 5.0),
@@ -32,11 +31,11 @@ _FACTORS: Final = (
     tuple(part / 2 for part in range(2, 20)),
     tuple(part / 10 for part in range(10, 100)),
 )
-"""What powers of ten are multiplied by, coarse to fine."""
+"""Factors of powers of ten for ticks, coarse to fine."""
 
 
 class Box(NamedTuple):
-    """A rectangle that something covers."""
+    """A rectangle."""
 
     left: float
     top: float
@@ -50,7 +49,7 @@ class Box(NamedTuple):
         )
 
     def within(self, other: Box) -> bool:
-        """Whether another box covers it whole."""
+        """Whether another box contains it."""
         return (
             self.left >= other.left
             and self.right <= other.right
@@ -66,7 +65,7 @@ class Drawing:
     width: float
     height: float
     label: str
-    """Says to a reader who cannot see it what is drawn."""
+    """Describes the plot for screen readers."""
     marks: list[str] = field(default_factory=list)
 
     def line(self, x1: float, y1: float, x2: float, y2: float, style: str) -> None:
@@ -104,8 +103,8 @@ class Drawing:
         """An SVG file of its own.
 
         Args:
-            style: a ``<style>`` element for the classes that marks have.
-            shown: how wide it is shown where there is room, in pixels; None fills all the width there is.
+            style: a ``<style>`` element for the classes of the marks.
+            shown: its width in pixels, if there is room; None fills the available width.
         """
         size = f'width="{shown:g}" height="{shown * self.height / self.width:.0f}" ' if shown else ""
         svg = self.render().replace("<svg ", f'<svg xmlns="http://www.w3.org/2000/svg" {size}', 1)
@@ -113,7 +112,7 @@ class Drawing:
 
 
 def lines_of(words: str, width: float) -> list[str]:
-    """A text in lines that fit a width."""
+    """A text, wrapped to a width."""
     return wrap(words, max(1, int(width / LETTER)), break_long_words=True)
 
 
@@ -133,7 +132,7 @@ class LogScale:
 
     @property
     def ticks(self) -> list[float]:
-        """Round numbers along the axis, as many as have room: powers of ten, and numbers between them."""
+        """Round numbers along the axis, as many as fit."""
         powers = range(floor(log10(self.least)), ceil(log10(self.most)) + 1)
         found = []
         for factors in _FACTORS:
@@ -146,7 +145,7 @@ class LogScale:
 
 @dataclass(frozen=True)
 class Scale:
-    """Numbers to places on an axis that starts at zero, or where it is told to."""
+    """Numbers to places on an axis that starts at ``least``."""
 
     most: float
     start: float
@@ -171,6 +170,6 @@ def nice_step(rough: float) -> float:
 
 
 def nice_end(most: float) -> float:
-    """A round number at or past the largest value."""
+    """A round number at or above the largest value."""
     step = nice_step(max(most, 1e-9) / TICKS)
     return step * ceil(most / step - 1e-9)

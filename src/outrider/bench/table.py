@@ -1,9 +1,10 @@
-"""The result as tables a person can read; each fits into eighty columns, whatever the terminal's width."""
+"""The result of a bench as tables, each at most eighty columns wide."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
@@ -11,23 +12,39 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from outrider.bench.figures import automatic, identical, interval, number, rate, rules, share, times
+from outrider.bench.figures import (
+    IDENTICAL,
+    INTERVAL,
+    LENGTH,
+    METHOD,
+    RATE,
+    SPEED,
+    SPEEDUP,
+    Column,
+    automatic,
+    number,
+    rules,
+    share,
+    times,
+)
 from outrider.bench.report import ALL
 from outrider.bench.verdict import verdicts
 
 Entry = Mapping[str, Any]
 _POSITIONS: Final = 6
-"""Depths whose acceptance is shown."""
+"""Positions whose acceptance rate is shown."""
 
 
 def tables(result: Mapping[str, Any]) -> Group:
-    """The verdict, overall numbers, costs, categories, and the ceiling."""
+    """The verdict, then tables of speed, acceptance, costs and categories, then notes."""
     entries: Sequence[Entry] = result["results"]
     overall = [entry for entry in entries if entry["category"] == ALL]
     parts: list[Any] = [*(Text(line, style="bold") for line in verdicts(entries)), Text()]
-    parts += [_speed(overall), _acceptance(overall), _rounds(overall), _predictions(overall)]
+    parts.append(_table(f"Speed, rule: {rules(overall)}", (*SPEED, IDENTICAL), overall))
+    parts += [_table(title, columns, overall) for title, columns in _OTHERS.items()]
     if len({entry["category"] for entry in entries}) > 2:
-        parts.append(_categories([entry for entry in entries if entry["category"] != ALL and entry["drafted"]]))
+        drafting = [entry for entry in entries if entry["category"] != ALL and entry["drafted"]]
+        parts.append(_table("By category", _CATEGORIES, drafting, names=2))
     return Group(*parts, *_notes(result, overall))
 
 
@@ -36,106 +53,74 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     console.print(tables(result))
 
 
-def narrow_table(title: str, names: Sequence[str], figures: Sequence[str]) -> Table:
-    """An empty table that shows every figure whole: where it would be too wide, names go on in the next line.
+def narrow_table(title: str, headings: Sequence[str], names: int = 1) -> Table:
+    """An empty table that never cuts a figure; if it is too wide, names wrap.
 
     Args:
         title: above it.
-        names: headings of the columns of text, which come first.
-        figures: headings of the columns of figures.
+        headings: of the columns.
+        names: columns of text, which come first.
     """
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for heading in names:
+    for heading in headings[:names]:
         table.add_column(heading, overflow="fold")
-    for heading in figures:
+    for heading in headings[names:]:
         table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
-def _filled(table: Table, entries: Iterable[Entry], cells: Callable[[Entry], Sequence[str]]) -> Table:
-    """A line for each entry, under the setting's name where there are several."""
+def _table(title: str, columns: Sequence[Column], entries: Iterable[Entry], names: int = 1) -> Table:
+    """A table with a line for each entry; several settings get a heading each."""
+    table = narrow_table(title, [heading for heading, _ in columns], names)
     groups = [(setting, list(group)) for setting, group in groupby(entries, lambda entry: entry["setting"])]
     for setting, group in groups:
         if len(groups) > 1:
             table.add_section()
             table.add_row(Text(setting, style="bold"))
         for entry in group:
-            table.add_row(*cells(entry))
+            table.add_row(*(cell(entry) for _, cell in columns))
     return table
 
 
-def _speed(entries: Sequence[Entry]) -> Table:
-    headings = ("tokens/s", "speedup", "95 %", "end to end", "identical")
-    return _filled(
-        narrow_table(f"Speed, rule: {rules(entries)}", ("method",), headings),
-        entries,
-        lambda entry: (
-            entry["algorithm"],
-            number(entry["tokens_per_s"], 1),
-            times(entry["speedup"]),
-            interval(entry["speedup_interval"]),
-            times(entry["end_to_end_speedup"]),
-            identical(entry),
-        ),
-    )
+def _milliseconds(phase: str) -> Column:
+    def cell(entry: Entry) -> str:
+        spent = entry["per_round"][f"{phase}_s"]
+        return number(None if spent is None else 1000 * spent)
+
+    return phase, cell
 
 
-def _acceptance(entries: Sequence[Entry]) -> Table:
-    return _filled(
-        narrow_table("Acceptance", ("method",), ("τ", "α (tested)", "α by position")),
-        entries,
-        lambda entry: (
-            entry["algorithm"],
-            number(entry["mean_accepted_length"]),
-            rate(entry["acceptance_rate"], entry["tested"]),
-            " ".join(number(each) for each in entry["acceptance_by_position"][:_POSITIONS]) or "–",
-        ),
-    )
+def _by_position(entry: Entry) -> str:
+    return " ".join(number(each) for each in entry["acceptance_by_position"][:_POSITIONS]) or "–"
 
 
-def _rounds(entries: Sequence[Entry]) -> Table:
-    return _filled(
-        narrow_table("Time of a round, ms", ("method",), ("rounds", "draft", "verify", "other", "share of other")),
-        entries,
-        lambda entry: (
-            entry["algorithm"],
-            str(entry["rounds"]),
-            *(number(None if spent is None else 1000 * spent) for spent in entry["per_round"].values()),
-            share(entry["other_share"]),
-        ),
-    )
-
-
-def _predictions(entries: Sequence[Entry]) -> Table:
-    headings = ("c", "verify cost", "predicted", "with verify cost", "measured")
-    return _filled(
-        narrow_table("Speedup that acceptance and costs predict", ("method",), headings),
-        entries,
-        lambda entry: (
-            entry["algorithm"],
-            number(entry["cost_coefficient"], 3),
-            times(entry["verify_cost"]),
-            times(entry["predicted_speedup"]),
-            times(entry["predicted_with_verify_cost"]),
-            times(entry["speedup"]),
-        ),
-    )
-
-
-def _categories(entries: Sequence[Entry]) -> Table:
-    return _filled(
-        narrow_table("By category", ("category", "method"), ("prompts", "speedup", "95 %", "τ", "α (tested)")),
-        entries,
-        lambda entry: (
-            entry["category"],
-            entry["algorithm"],
-            str(entry["prompts"]),
-            times(entry["speedup"]),
-            interval(entry["speedup_interval"]),
-            number(entry["mean_accepted_length"]),
-            rate(entry["acceptance_rate"], entry["tested"]),
-        ),
-    )
+_OTHERS: Final[Mapping[str, Sequence[Column]]] = {
+    "Acceptance": (METHOD, LENGTH, RATE, ("α by position", _by_position)),
+    "Time of a round, ms": (
+        METHOD,
+        ("rounds", lambda entry: str(entry["rounds"])),
+        *map(_milliseconds, ("draft", "verify", "other")),
+        ("share of other", lambda entry: share(entry["other_share"])),
+    ),
+    "Speedup that acceptance and costs predict": (
+        METHOD,
+        ("c", lambda entry: number(entry["cost_coefficient"], 3)),
+        ("verify cost", lambda entry: times(entry["verify_cost"])),
+        ("predicted", lambda entry: times(entry["predicted_speedup"])),
+        ("with verify cost", lambda entry: times(entry["predicted_with_verify_cost"])),
+        ("measured", SPEEDUP[1]),
+    ),
+}
+"""The tables below the first, by title."""
+_CATEGORIES: Final[Sequence[Column]] = (
+    ("category", itemgetter("category")),
+    METHOD,
+    ("prompts", lambda entry: str(entry["prompts"])),
+    SPEEDUP,
+    INTERVAL,
+    LENGTH,
+    RATE,
+)
 
 
 def _notes(result: Mapping[str, Any], entries: Sequence[Entry]) -> list[Text]:

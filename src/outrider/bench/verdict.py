@@ -1,4 +1,4 @@
-"""The answer to what a bench was run for: which methods are faster than plain decoding beyond doubt."""
+"""The verdict of a bench: which methods are significantly faster than plain decoding."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from outrider.bench.report import ALL
 from outrider.verify.base import rule_label
 
 FEW: Final = 8
-"""Prompts below which an interval over them is a hint at most."""
+"""Below this many prompts, an interval is only a hint."""
 _NAMED: Final = 3
-"""Methods that a verdict names; the others are counted."""
+"""Most methods that a verdict names."""
 
 
 class Gain(NamedTuple):
-    """How a drafter's speed compares with plain decoding's."""
+    """A drafter's speedup over plain decoding."""
 
     name: str
     speedup: float | None
@@ -33,11 +33,11 @@ class Gain(NamedTuple):
 
 
 def verdict(gains: Iterable[Gain], prompts: int) -> str:
-    """Which of some drafters pay, best first, or that none does, with the one that comes nearest.
+    """Name the drafters that pay, best first, or the one that comes nearest.
 
     Args:
-        gains: how each drafter compares.
-        prompts: how many they were compared on; a verdict from few says so.
+        gains: the drafters' speedups.
+        prompts: their number of prompts; a verdict from few says so.
     """
     known = sorted((gain for gain in gains if gain.speedup is not None), key=lambda gain: -(gain.speedup or 0))
     paying = [gain for gain in known if gain.pays]
@@ -57,21 +57,17 @@ def _caution(prompts: int) -> str:
 
 
 def verdicts(entries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The verdict over all prompts: one, or one for each way to sample, which it then names.
-
-    Args:
-        entries: a bench's ``results``.
-    """
+    """The verdict of a bench's ``results`` over all prompts; several settings get one each, with the setting's name."""
     overall = [entry for entry in entries if entry["category"] == ALL]
-    told = {}
+    found = {}
     for setting in dict.fromkeys(entry["setting"] for entry in overall):
         here = [entry for entry in overall if entry["setting"] == setting]
         gains = [gain_of(entry["algorithm"], entry) for entry in here if entry["drafted"]]
-        told[setting] = verdict(gains, here[0]["prompts"])
-    return [told[setting] if len(told) == 1 else f"{setting}: {told[setting]}" for setting in told]
+        found[setting] = verdict(gains, here[0]["prompts"])
+    return list(found.values()) if len(found) == 1 else [f"{setting}: {text}" for setting, text in found.items()]
 
 
 def gain_of(name: str, row: Mapping[str, Any]) -> Gain:
-    """The gain of a bench's entry or a study's drafter; a rule that changes the text is named with it."""
+    """The gain of a bench's entry or a study's drafter; a lossy rule is named."""
     rule = "" if row["lossless"] else f" under {rule_label(row['verifier'], lossless=False)}"
     return Gain(name + rule, row["speedup"], row["speedup_interval"])

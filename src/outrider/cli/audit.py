@@ -60,7 +60,7 @@ def audit(
     model: ModelFlags,
     speculation: SpeculationFlags = SPECULATION,
     effort: EffortFlags = EFFORT,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    as_json: Annotated[bool, output.AS_JSON] = False,
 ) -> int:
     """Prove on your own model that speculation changes nothing.
 

@@ -20,7 +20,7 @@ def export(
     output_folder: Annotated[Path, Parameter(name="--output", metavar="FOLDER")],
     verifier: Annotated[str, Parameter(metavar="NAME")] = "",
     four_bits: Annotated[bool, Parameter(negative="")] = False,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    as_json: Annotated[bool, output.AS_JSON] = False,
 ) -> int:
     """Write a trained head in another project's format.
 

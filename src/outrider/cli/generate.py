@@ -37,7 +37,7 @@ class OutputFlags:
     """Chat template or not; default: if it has one."""
     verbose: Annotated[bool, Parameter(negative="")] = False
     """Print acceptance rates and the cost of rounds too."""
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
+    as_json: Annotated[bool, output.AS_JSON] = False
     """Print one JSON object instead; errors too."""
 
 

@@ -28,7 +28,7 @@ _PATIENCE_S: Final = 5.0
 def info(
     *,
     methods: Annotated[bool, Parameter(negative="")] = False,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    as_json: Annotated[bool, output.AS_JSON] = False,
 ) -> int:
     """Show versions and hardware; --methods lists drafting methods and acceptance rules.
 

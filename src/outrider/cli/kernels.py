@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
-from rich.progress import Progress
 from rich.table import Table
 
 from outrider.cli import output
@@ -27,7 +25,7 @@ def kernels(
     kernels: Annotated[str | None, Parameter(metavar="NAME", group=MODEL)] = None,
     repeat: Annotated[int, WHOLE, Parameter(group=OUTPUT)] = 7,
     skip_kernels: Annotated[bool, Parameter(negative="", group=OUTPUT)] = False,
-    as_json: Annotated[bool, Parameter(name="--json", negative="", group=OUTPUT)] = False,
+    as_json: Annotated[bool, output.AS_JSON, Parameter(group=OUTPUT)] = False,
 ) -> int:
     """Time the CPU kernels and a model's forward passes, and compare both with the memory bandwidth.
 
@@ -54,10 +52,8 @@ def kernels(
     options = LoadOptions(backend="native", quantization=quantization)
     served = load_model(model, options)[0] if model is not None else None
     name = "" if model is None else find(model)[1]
-    console = output.side()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("measuring", total=(0 if skip_kernels else len(KINDS) + 1) + (repeat if served else 0))
-        advance = partial(bar.advance, task)
+    with output.progress("measuring") as (begin, advance):
+        begin((0 if skip_kernels else len(KINDS) + 1) + (repeat if served else 0))
         result = measure(served, name, repeat=repeat, with_kernels=not skip_kernels, advance=advance)
     if result["model"]:
         result["model"]["quantization"] = quantization
@@ -82,10 +78,16 @@ def _show(result: Mapping[str, Any]) -> None:
         console.print(_passes(result["model"]))
 
 
-def _table(result: Mapping[str, Any], title: str, unit: str) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("kind", "GB/s at one row", *_SHOWN):
+def _empty(title: str, headings: Sequence[str]) -> Table:
+    """A table whose first column is text and the others are figures."""
+    table = Table(headings[0], title=title, title_justify="left", box=SIMPLE_HEAD)
+    for heading in headings[1:]:
         table.add_column(heading, justify="right")
+    return table
+
+
+def _table(result: Mapping[str, Any], title: str, unit: str) -> Table:
+    table = _empty(title, ("kind", "GB/s at one row", *_SHOWN))
     for each in result["kernels"]:
         values = each[f"{unit}_by_rows"]
         shown = [f"{values[n] / values['1']:.2f}" if unit == "ms" else f"{values[n]:.0f}" for n in _SHOWN]
@@ -94,15 +96,9 @@ def _table(result: Mapping[str, Any], title: str, unit: str) -> Table:
 
 
 def _sampling(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(
-        title=f"a token chosen from one row of {rows[0]['vocabulary']} logits, ms (least)",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-    )
     spreads = list(dict.fromkeys(row["spread"] for row in rows))
-    table.add_column("from")
-    for spread in spreads:
-        table.add_column(f"logits with deviation {spread:g}", justify="right")
+    title = f"a token chosen from one row of {rows[0]['vocabulary']} logits, ms (least)"
+    table = _empty(title, ("from", *(f"logits with deviation {spread:g}" for spread in spreads)))
     for rule in dict.fromkeys(row["rule"] for row in rows):
         times = {row["spread"]: f"{row['ms']:.3f} ({row['least_ms']:.3f})" for row in rows if row["rule"] == rule}
         table.add_row(rule, *(times[spread] for spread in spreads))
@@ -110,15 +106,12 @@ def _sampling(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _passes(model: Mapping[str, Any]) -> Table:
-    table = Table(
-        title=f"passes of {model['path']}: {model['bytes_per_token'] / 1e6:.0f} MB a token, "
+    title = (
+        f"passes of {model['path']}: {model['bytes_per_token'] / 1e6:.0f} MB a token, "
         f"{model['share_of_bandwidth']:.0%} of the bandwidth at one row, prompts at "
-        f"{model['prefill_tokens_per_s']:.0f} tokens/s",
-        title_justify="left",
-        box=SIMPLE_HEAD,
+        f"{model['prefill_tokens_per_s']:.0f} tokens/s"
     )
-    for heading in ("rows", *_SHOWN):
-        table.add_column(heading, justify="right")
+    table = _empty(title, ("rows", *_SHOWN))
     table.add_row("ms", *(f"{model['ms_by_rows'][n]:.1f}" for n in _SHOWN))
     table.add_row("over one row", *(f"{model['verify_curve'][n]:.2f}" for n in _SHOWN))
     table.add_row("over the read floor", *(f"{model['over_read_floor_by_rows'][n]:.2f}" for n in _SHOWN))

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.table import Table
@@ -22,7 +21,7 @@ _ENDLESS: Final = 10_000
 """A width at which no table wraps."""
 
 
-def models(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
+def models(*, as_json: Annotated[bool, output.AS_JSON] = False) -> int:
     """List the models in the models folder and in the Hugging Face cache.
 
     Args:

@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Final
 
+from cyclopts import Parameter
 from rich.console import Console
 
 from outrider.errors import ConfigError, cause
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from outrider.models.files.tokenizer import Tokenizer
 
 ACCEPTED_STYLE: Final = "green"
+AS_JSON: Final = Parameter(name="--json", negative="")
+"""The flag of subcommands that print one JSON object."""
 _FILE_WIDTH: Final = 140
 
 

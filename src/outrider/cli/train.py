@@ -172,7 +172,7 @@ def train(  # noqa: PLR0913 - each is a choice of the user's
     online: Annotated[bool, Parameter(negative="")] = False,
     backend: str = "auto",
     flags: TrainingFlags = NOTHING,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    as_json: Annotated[bool, output.AS_JSON] = False,
 ) -> int:
     """Train a drafter for a model on the model's own answers, and measure the speedup that it brings.
 

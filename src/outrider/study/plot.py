@@ -1,4 +1,4 @@
-"""The picture of a study: speedup against quality, and under it speedup against draft latency."""
+"""The plot of a study: speedup against perplexity, and below it speedup against draft latency."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ _PANELS: Final = (
     ("perplexity", "perplexity of the target's answers under the drafter"),
     ("draft_ms_per_round", "draft latency, ms per round"),
 )
-"""Of each panel: what goes along it, and what that is called."""
+"""The measure on the x-axis of each panel, and its label."""
 _LEFT: Final = 46
 _RIGHT: Final = WIDTH - 14
 _TITLE: Final = WIDTH - 105
-"""Width of a line of the title, whose letters are bold."""
+"""Width of a line of the bold title."""
 _CAPTION: Final = 24
-"""From a panel's caption to its top line."""
+"""Distance from a panel's caption to its top line."""
 _HEIGHT: Final = 250
-"""Of the frame of a panel."""
+"""Height of a panel."""
 _FIGURES: Final = 130
 """Width of a speedup with its interval in the key."""
 _DOT: Final = 6
-"""Room around the middle of a dot."""
+"""Free space around the centre of a dot."""
 _GAP: Final = 3
-"""Left and right of a name, so that two do not read as one."""
+"""Free space left and right of a label."""
 _FAR: Final = 18
-"""From a name to its point, where a line must tell that they belong together."""
+"""From this distance on, a line connects a label with its point."""
 _MARGIN: Final = 1.3
-"""Room beside the outermost points, as a factor."""
+"""Factor of free space beside the outermost points."""
 _AROUND: Final = sorted(product(range(-72, 73, 3), repeat=2), key=lambda way: (hypot(*way), way[0] < 0))
-"""Where a name may stand from its point, nearest first, and rather to the right."""
+"""Offsets of a label from its point, nearest first; right before left."""
 _STYLE: Final = """<style>
 svg { font: 13px system-ui, sans-serif; background: #fcfcfb; }
 .title { fill: #1c1c1a; font-weight: 600; } .label { fill: #1c1c1a; } .soft { fill: #62615c; font-size: 12px; }
@@ -69,7 +69,7 @@ def picture(result: Mapping[str, Any]) -> str:
 
 
 def _asked(result: Mapping[str, Any]) -> str:
-    """What was asked, and on which machine."""
+    """The workload and the machine."""
     work, machine = result["workload"], result["machine"]
     return (
         f"{work['prompts']} prompts of {work['file']}, at most {work['max_tokens']} tokens, {machine['cpu']}, "
@@ -78,7 +78,7 @@ def _asked(result: Mapping[str, Any]) -> str:
 
 
 def _written(drawing: Drawing, x: float, y: float, lines: Sequence[str], style: str) -> float:
-    """Write lines one below the other, and tell where the next would stand."""
+    """Write lines, and return the y of the next."""
     for place, line in enumerate(lines):
         drawing.text(x, y + place * LINE, line, style)
     return y + len(lines) * LINE
@@ -117,7 +117,7 @@ def _points(drawing: Drawing, up: Scale, measure: str, rows: Mapping[int, Mappin
 
 
 def _label(drawing: Drawing, frame: Box, x: float, y: float, name: str, taken: list[Box]) -> None:
-    """Write a name as near to its point as it covers no other name, point or line; a line leads to one that is far."""
+    """Write a label near its point without covering anything; a line connects it if it is far."""
     half = LETTER * len(name) / 2 + _GAP
     boxes = [Box(x + dx - half, y + dy - 6, x + dx + half, y + dy + 6) for dx, dy in _AROUND]
     inside = [box for box in boxes if box.within(frame)] or boxes
@@ -131,7 +131,7 @@ def _label(drawing: Drawing, frame: Box, x: float, y: float, name: str, taken: l
 
 
 def _key(drawing: Drawing, rows: Sequence[Mapping[str, Any]], y: float) -> float:
-    """The drafters by their numbers, with their speedups; the next line's place."""
+    """Write the drafters by number with their speedups, and return the y of the next line."""
     for number, row in enumerate(rows, 1):
         drawing.text(24, y, str(number), "label", "end")
         drawing.text(WIDTH - 8, y, f"{times(row['speedup'])} ({interval(row['speedup_interval'])})", "soft", "end")

@@ -1,8 +1,8 @@
-"""How good a drafter is as a language model: the perplexity of the target's own answers under it.
+"""A drafter's quality as a language model: the perplexity of the target's answers under it.
 
-The engine decodes each answer anew under a rule that emits what the target wrote, whatever was drafted.  The drafter
-is asked for one draft after each token, and its distribution at temperature 1 is read off the draft.  So a head is
-judged by its first step from the target's true hidden rows, and every network in the precision it drafts in.
+The engine decodes each answer again under a rule that emits the target's tokens, whatever was drafted.  After each
+token the drafter drafts one token, and its distribution at temperature 1 comes from that draft.  So a head is judged by
+its first step from the target's true hidden rows, and every network in the precision it drafts in.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from outrider.verify.base import Draws, Rows, Verdict
 
 _PAGE: Final = 16
 _SPARE_ROWS: Final = 512
-"""Cache rows past a text, for what is drafted behind it."""
+"""Cache rows for drafts after a text."""
 
 
 @dataclass(frozen=True)
 class Quality:
-    """What a drafter's distribution says of the target's answers."""
+    """The likelihood of the target's answers under a drafter."""
 
     loss: float = 0.0
     """Negative log-likelihood in nats, summed over the judged tokens."""
     judged: int = 0
     """Tokens to which the drafter gave a probability."""
     tokens: int = 0
-    """Tokens asked for: all of the answers but the first of each, which is never drafted."""
+    """All tokens of the answers except the first of each, which is never drafted."""
     reason: str | None = None
-    """Why there is no figure; None where there is one."""
+    """Why there is no perplexity; None if there is one."""
 
     @property
     def perplexity(self) -> float | None:
-        """``exp`` of the mean negative log-likelihood of the judged tokens; None where none was."""
+        """``exp`` of the mean negative log-likelihood of the judged tokens; None without any."""
         return math.exp(self.loss / self.judged) if self.judged else None
 
     def to_json(self) -> dict[str, Any]:
-        """For the result file."""
+        """The quality as a JSON object."""
         return {
             "perplexity": self.perplexity,
             "mean_nll": self.loss / self.judged if self.judged else None,
@@ -59,7 +59,7 @@ class Quality:
 
 
 def no_quality(config: DrafterConfig) -> str | None:
-    """Why a method has no distribution of its own to judge; None where it has."""
+    """Why a method has no distribution to judge; None if it has one."""
     if config.needs.deterministic:
         return "a lookup has no distribution"
     if config.needs.merged:
@@ -73,14 +73,14 @@ def quality(
     """Judge a drafter by the target's answers.
 
     Args:
-        models: what is in memory.
+        models: the models.
         config: the drafter.
-        answers: completions of the target decoding plainly.
+        answers: completions by plain decoding.
         advance: called after each answer.
     """
     if (reason := no_quality(config)) is not None:
         return Quality(reason=reason)
-    # A drafter that weighs the cost of a row would be silent just where it is unsure.
+    # With a row cost, a drafter would not draft where it is unsure.
     config = with_roles(config, {Role.ROW_COST: 0.0})
     rule = Dictation()
     rows = max(len(answer.prompt.token_ids) + len(answer.token_ids) for answer in answers) + _SPARE_ROWS
@@ -98,7 +98,7 @@ def quality(
     loss, judged, tokens = 0.0, 0, 0
     with Driver(engine, threaded=False) as driver:
         for answer in answers:
-            # Nought where a reduced draft vocabulary lacks the token, or nothing was drafted.
+            # The probability is 0 if the draft vocabulary lacks the token or nothing was drafted.
             losses = [-math.log(p) for p in rule.probabilities(driver, answer) if p > 0.0]
             loss, judged, tokens = loss + sum(losses), judged + len(losses), tokens + len(answer.token_ids[1:])
             advance()
@@ -106,7 +106,7 @@ def quality(
 
 
 class Dictation:
-    """A rule that judges no draft: it emits a known text, and notes what probability the drafter gave each token."""
+    """An acceptance rule that emits a known text and notes the drafter's probability of each token."""
 
     name: ClassVar[str] = "dictation"
     lossless: ClassVar[bool] = False
@@ -126,9 +126,9 @@ class Dictation:
         return Verdict.of(tree, (), token)
 
     def probabilities(self, driver: Driver, answer: Sample) -> list[float]:
-        """The drafter's probability of each token of an answer but the first; 0 where it drafted nothing."""
+        """The drafter's probability of each token of an answer except the first; 0 if it drafted nothing."""
         self._left, self._noted = deque(answer.token_ids), []
-        # The last token is drafted for too, where another could follow it.
+        # One more token, so that the last one is drafted too.
         params = SamplingParams(temperature=1.0, max_tokens=len(self._left) + 1, ignore_eos=True)
         call = driver.submit([(answer.prompt.token_ids, params)])
         while self._left and call.open:

@@ -1,4 +1,4 @@
-"""Rank correlations, ties included, and how often chance alone would give one as strong.
+"""Rank correlations with ties, and their p-values.
 
 Sources: Spearman 1904; Kendall 1945 (τ-b).
 """
@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 
 FEWEST: Final = 3
-"""Pairs below which no correlation is told: two points always agree or disagree perfectly."""
+"""Fewest pairs for a correlation: two points always correlate perfectly."""
 _EXACT: Final = 7
-"""Up to so many pairs every order is tried; more are drawn from."""
+"""Most pairs for which all orders are tried; with more, orders are drawn."""
 _DRAWS: Final = 4000
 _ROUNDING: Final = 1e-12
 
@@ -23,14 +23,14 @@ Correlation = Callable[[Sequence[float], Sequence[float]], "float | None"]
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """The rank of each value, least first, from 1; equal ones share the mean of theirs."""
+    """The rank of each value, from 1 for the least; equal values get the mean of their ranks."""
     order = sorted(values)
     first = {value: place for place, value in reversed(list(enumerate(order)))}
     return [first[value] + (order.count(value) + 1) / 2 for value in values]
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Spearman's ρ, Pearson's correlation of the ranks; None with fewer than three pairs or all of one rank."""
+    """Spearman's ρ: Pearson's correlation of the ranks; None with fewer than three pairs or only one rank."""
     if len(x) < FEWEST:
         return None
     a, b = (np.array(ranks(values)) - (len(values) + 1) / 2 for values in (x, y))
@@ -39,10 +39,10 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> float | None:
 
 
 def kendall(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Kendall's τ-b: pairs in the same order less those in the other, over those not tied in x times those not in y.
+    """Kendall's τ-b: (concordant − discordant) ÷ √(pairs untied in x · pairs untied in y).
 
     Returns:
-        From −1 to 1; None with fewer than three pairs or all of one rank.
+        From −1 to 1; None with fewer than three pairs or only one rank.
     """
     if len(x) < FEWEST:
         return None
@@ -52,9 +52,9 @@ def kendall(x: Sequence[float], y: Sequence[float]) -> float | None:
 
 
 def chance(correlation: Correlation, x: Sequence[float], y: Sequence[float]) -> float | None:
-    """How often a random order of y correlates at least as strongly with x, either way: the two-sided p-value.
+    """The two-sided p-value: how often a random order of y correlates at least as strongly with x.
 
-    Every order is tried up to seven pairs, and drawn by fixed dice for more.
+    Up to seven pairs all orders are tried; with more, orders are drawn with a fixed seed.
     """
     found = correlation(x, y)
     if found is None:

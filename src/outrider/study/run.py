@@ -1,7 +1,7 @@
-"""A study: a bench, each drafter's quality as a language model beside it, and what the speedups go with.
+"""A study: a bench, each drafter's quality as a language model, and the correlations of both with the speedup.
 
-Source of the question: Yan, Agarwal, Venkataraman, "Decoding speculative decoding", 2024 (arXiv 2402.01528): over 350
-experiments the draft's latency decided the speedup, and its quality as a language model said little of it.
+Source of the question: Yan, Agarwal, Venkataraman, "Decoding speculative decoding", 2024 (arXiv 2402.01528): in over
+350 experiments the draft's latency decided the speedup, and its quality as a language model hardly mattered.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MEASURES: Final = {
     "draft_ms_per_token": "draft latency, ms per drafted token",
     "draft_ms_per_round": "draft latency, ms per round",
 }
-"""What the speedup is correlated with: a drafter's figure, and what it is called."""
+"""The figures that the speedup is correlated with, and their names."""
 
 MEANINGS: Final = {
-    "perplexity": "exp of the mean negative log-likelihood of the target's own plain answers under the drafter, asked "
-    "at temperature 1 for one token after each of the answer's; only tokens it gives a probability are judged",
-    "draft_ms_per_token": "milliseconds of drafting per drafted token, the reading of the prompt left out",
-    "median_speedup": "the median over prompts of the speedup on each",
-    "p": "how often a random order would correlate as strongly, either way",
+    "perplexity": "exp of the mean negative log-likelihood of the target's plain answers under the drafter, which "
+    "drafts one token at temperature 1 after each token of an answer; only tokens with a probability above 0 count",
+    "draft_ms_per_token": "milliseconds of drafting per drafted token, without the drafter's prefill",
+    "median_speedup": "the median of the speedups on single prompts",
+    "p": "two-sided p-value: how often a random order would correlate as strongly",
 }
 
 
@@ -39,11 +39,11 @@ def study(request: BenchRequest, begin: Callable[[int], None], advance: Callable
 
     Args:
         request: what to measure, under one setting.
-        begin: called with the number of steps before the first.
+        begin: called once with the number of steps.
         advance: called after each step.
 
     Returns:
-        The bench's result with the drafters' figures and the correlations, ready for JSON.
+        The bench's result with the drafters' figures and the correlations, as a JSON object.
     """
     drafters = [arm for arm in request.arms if not arm.plain]
     judged = sum(no_quality(arm.config) is None for arm in drafters)
@@ -56,7 +56,7 @@ def study(request: BenchRequest, begin: Callable[[int], None], advance: Callable
 
 
 def _quality(found: Measured, arm: Arm, answers: Sequence[Sample], advance: Callable[[], None]) -> Quality:
-    """What one drafter says of the answers; a drafter that fails there takes nothing from what was measured."""
+    """A drafter's quality; a failure becomes its reason."""
     try:
         return quality(found.models, arm.config, answers, advance)
     except Exception as error:  # noqa: BLE001 - the bench before it may have taken an hour
@@ -84,7 +84,7 @@ def _row(found: Measured, arm: Arm, judged: Quality) -> dict[str, Any]:
 
 
 def _median_speedup(arm: Arm, samples: Sequence[Sample]) -> float | None:
-    """The median over prompts of how much faster an arm decoded each than plain decoding did."""
+    """The median of an arm's speedups on single prompts."""
     ids = dict.fromkeys(sample.prompt.row.id for sample in samples)
     ratios = [
         _rate([sample for sample in samples if sample.prompt.row.id == row and sample.arm.name == arm.name])
@@ -100,10 +100,10 @@ def _rate(samples: Sequence[Sample]) -> float:
 
 
 def correlations(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How the speedup goes with each measure, over the drafters that have it.
+    """Correlate the speedup with each measure, over the drafters that have both.
 
     Args:
-        rows: drafters, each with a speedup and the figures of :data:`MEASURES` or None.
+        rows: drafters, each with a speedup and the figures of :data:`MEASURES`, which may be None.
     """
     found = []
     for measured, title in MEASURES.items():

@@ -1,8 +1,8 @@
-"""Trains drafters.  ``run`` gathers the data, trains and writes; a room for each stage, a recipe for each method.
+"""Trains drafters.  ``run`` gathers the data, trains, and writes the drafter.
 
-* ``data``: prompts, decontaminated, and the target's answers to them.
+* ``data``: decontaminated prompts and the target's answers.
 * ``features``: the target's hidden rows of those texts, on disk and as batches.
-* ``recipes``, ``objectives``: a method's head and loss; the divergences that losses are made of.
-* ``loop``: steps, workers, the state that a killed training resumes from.
-* ``evaluation``, ``report``: held-out acceptance and payoff; what is printed, drawn and kept.
+* ``recipes``, ``objectives``: each method's head and loss; the divergences in losses.
+* ``loop``: steps, workers, and the state to resume from.
+* ``evaluation``, ``report``: held-out acceptance and speedup; what is printed, drawn and saved.
 """

@@ -1,4 +1,4 @@
-"""Progress bars of work that takes minutes: a bar on a terminal, one line elsewhere."""
+"""Progress bars for work that takes minutes: a bar on a terminal, one line elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Tick = Callable[[int, str], None]
 
 
 def terminal_of(console: Console | None) -> Console | None:
-    """The terminal for a console's progress bars: its own or standard error's; None where neither is one."""
+    """The terminal for a console's progress bars: its own or standard error; None if neither is a terminal."""
     if console is None or console.quiet:
         return None
     beside = console if console.is_terminal else Console(stderr=True, highlight=False)
@@ -27,7 +27,7 @@ def live(console: Console | None, *columns: ProgressColumn) -> Progress:
         *columns,
         console=shown or Console(quiet=True),
         disable=shown is None,
-        # What goes to a file must not be caught by the bar.
+        # The bar must not capture output to a file.
         redirect_stdout=shown is not None and not shown.stderr,
         transient=True,
     )
@@ -35,12 +35,12 @@ def live(console: Console | None, *columns: ProgressColumn) -> Progress:
 
 @contextmanager
 def bar(title: str, total: int, console: Console | None) -> Iterator[Tick]:
-    """A progress bar; without a terminal, a line that says what begins.
+    """A progress bar; without a terminal, one line with the title.
 
     Args:
-        title: what is being done.
-        total: how much there is to do; nothing is shown of nothing.
-        console: whose terminal to use; None is silent.
+        title: the work.
+        total: the number of steps; 0 shows nothing.
+        console: where to show it; None is silent.
     """
     name, figure = TextColumn("{task.description}"), TextColumn("{task.fields[figure]}")
     if total and console is not None and terminal_of(console) is None:
@@ -54,7 +54,7 @@ def bar(title: str, total: int, console: Console | None) -> Iterator[Tick]:
 
 @contextmanager
 def waiting(title: str, console: Console | None) -> Iterator[None]:
-    """A moving bar on a terminal, for work whose progress is not known."""
+    """A moving bar on a terminal, for work of unknown length."""
     with live(console, TextColumn("{task.description}"), BarColumn(24)) as progress:
         progress.add_task(title, total=None)
         yield

@@ -1,4 +1,4 @@
-"""Checks before a training: what is known to fail is refused before prompts are made, most of it before loading."""
+"""Checks before a training, so that it fails early: before it makes prompts, and mostly before it loads the model."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
+from rich.console import Console
 
 from outrider.errors import ConfigError, TrainingError
 from outrider.heads.checkpoint import CONFIG
+from outrider.llm import LLM
 from outrider.train.data.example import Example
 from outrider.train.data.prompts import VALIDATION_SHARE
 from outrider.train.data.regenerate import check_answered, read_answers
@@ -35,21 +37,16 @@ from outrider.train.training_data import (
     to_answer,
 )
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from outrider.llm import LLM
-
 LEAST_JUDGING: Final = 3
-"""Held-out texts that new prompts should give, as far as is known before they are made."""
+"""Held-out texts that new prompts must be expected to give."""
 _COPIES: Final = 9
-"""A training's weights on disk: with both moments of AdamW in the state and in what replaces it, the best ones and what
-replaces them, and the head that is written."""
+"""Copies of the weights on disk at most: the state with AdamW's two moments and its replacement, the best weights and
+their replacement, and the head."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingPlan:
-    """A training that is about to begin."""
+    """A training before its start."""
 
     recipe: Recipe
     source: TextSource
@@ -67,20 +64,19 @@ class TrainingPlan:
         """Checks that need no model.
 
         Raises:
-            ConfigError: a folder cannot be written or would lose a model; there would be nothing to train on or to
-                judge by; a file of prompts cannot be read, holds prompts that heads are measured on, or was made
-                otherwise.
+            ConfigError: a folder cannot be written or holds another model; there is nothing to train on or to judge by;
+                a file of prompts cannot be read, holds evaluation prompts, or was made with other options.
         """
         for folder, flag in ((self.output, "--output"), (self.source.folder, "--data-folder")):
             _check_folder(folder, flag)
         start = self.settings.start_from
         if start and Path(start).resolve() == self.output.resolve():
-            raise ConfigError(f"--output would write over {start}, the head to start from; name another folder")
+            raise ConfigError(f"--output would overwrite {start}, the head to start from; name another folder")
         for place in self.places:
             if (place / CONFIG).exists() and not (place / TRAINING / STATE).exists():
                 raise ConfigError(
-                    f"{place} holds a model that no training in it has made, and it would be written over; name "
-                    "another folder with --output"
+                    f"{place} holds a model that was not trained there, and training would overwrite it; name another "
+                    "folder with --output"
                 )
         if self.source.target:
             answers = self.source.answers if self.source.read() or self.source.synthesised else None
@@ -92,25 +88,25 @@ class TrainingPlan:
 
         Args:
             llm: the target.
-            console: where to tell of a disk that may become full.
+            console: prints a warning if the disk may become full.
 
         Raises:
-            ModelError: the head to begin with cannot be read.
-            ConfigError: an option or the head to begin with does not fit the target, or the disk has no room.
-            TrainingError: the output folder holds a training that could not be gone on with.
+            ModelError: the head to start from cannot be read.
+            ConfigError: an option or the head to start from does not fit the target, or the disk is too full.
+            TrainingError: the output folder holds a training that cannot be resumed.
         """
         check_start(self.recipe, self.settings.start_from, self.output, llm.engine.target)
         ends = len(llm.tokenizer.eos_ids) if llm.tokenizer else 0
         if 0 < self.data.vocabulary < ends:
             raise ConfigError(
-                f"--vocabulary {self.data.vocabulary} is too small: {ends} tokens end a text of this model, and each "
-                "must be in it"
+                f"--vocabulary {self.data.vocabulary} is too small: it must contain the {ends} tokens that end a "
+                "text of this model"
             )
         self._check_state(llm)
         self._check_room(llm, console)
 
     def _check_state(self, llm: LLM) -> None:
-        """Refuse to make texts for a training that could not resume with them."""
+        """Refuse a training that cannot resume."""
         target, settings = llm.engine.target, self.settings
         read = self.recipe.layers_read(target)
         facts = known_facts(self.source, self.data, read, target, started=bool(settings.start_from))
@@ -126,9 +122,9 @@ class TrainingPlan:
                 check_identity(folder, state["identity"], now, self.recipe, whole=False)
 
     def _texts_to_come(self, llm: LLM, place: Path, before: Mapping[str, Any]) -> bool:
-        """Whether texts are yet to be made; refuses those that come beside all that a training was begun on.
+        """Whether texts are missing; refuses new ones if all texts of the started training are there.
 
-        Where there are fewer than it was begun on, the folder of texts has been lost, and is made again.
+        If there are fewer, the folder of texts was lost and is made again.
         """
         source, missing = self.source, to_answer(llm, self.source, self.data)
         new, judging = source.to_make(), sum(prompt.for_validation for prompt in missing)
@@ -137,20 +133,20 @@ class TrainingPlan:
         grown = (new or len(missing) > judging) and to_train >= _count(before, TEXTS)
         if grown or (judging and to_judge >= _count(before, HELD_OUT)):
             left = [f"{new:,} prompts to make"] * bool(new) + [f"{len(missing):,} to answer"] * bool(missing)
-            starts = f", and with --start-from {place} to go on from its weights"
+            starts = f", and --start-from {place} to continue from its weights"
             raise TrainingError(
-                f"{place / TRAINING} holds a training on the texts there were, and now there are {' and '.join(left)}; "
+                f"{place / TRAINING} holds a training on the earlier texts, and now there are {' and '.join(left)}; "
                 f"give another --output with --data-folder {source.folder}"
                 f"{starts if self.recipe.product.starts_from_heads else ''}"
             )
         return bool(new or missing)
 
     def _check_room(self, llm: LLM, console: Console) -> None:
-        """Refuse a disk without room for what is sure to be written; warn of one that may become full."""
+        """Refuse a disk that will become full; warn about one that may."""
         source, weights, free = self.source, _COPIES * self._weight_bytes(llm), _free(self.output)
         if weights > free:
             raise ConfigError(
-                f"the training's weights take {_size(weights)}, and {_size(free)} are free for {self.output}; free "
+                f"the training's weights take {_size(weights)}, but {_size(free)} are free for {self.output}; free "
                 "some space, or name a folder on another disk with --output"
             )
         rows = hidden_rows(llm, self.recipe, source, self.data)
@@ -162,17 +158,17 @@ class TrainingPlan:
         if sure > free:
             fitting = max(0.01, (rows.bytes + 0.9 * free) / 2e9)
             raise ConfigError(
-                f"the hidden rows of the answers take {_size(sure)} more, and {_size(free)} are free for "
+                f"the hidden rows of the answers take {_size(sure)} more, but {_size(free)} are free for "
                 f"{source.folder}; free some space, give --buffer-gb {fitting:.2f}, or name another --data-folder"
             )
         if most > free:
             console.print(
-                f"disk: hidden rows may come to {_size(most)}, and {_size(free)} are free for {source.folder}; "
-                "--buffer-gb bounds them"
+                f"disk: hidden rows may take {_size(most)}, but {_size(free)} are free for {source.folder}; "
+                "--buffer-gb limits them"
             )
 
     def _weight_bytes(self, llm: LLM) -> int:
-        """Bytes of the weights to be trained; 0 where that takes reading the target's files."""
+        """Bytes of the weights to train; 0 if they come from the target's files."""
         target, start = llm.engine.target, self.settings.start_from
         if not self.recipe.product.starts_from_heads:
             return 0
@@ -187,35 +183,35 @@ class TrainingPlan:
 def _check_folder(folder: Path, flag: str) -> None:
     place = _existing(folder)
     if not place.is_dir():
-        raise ConfigError(f"{folder} cannot be made, since {place} is a file; name another folder with {flag}")
+        raise ConfigError(f"{folder} cannot be created, because {place} is a file; name another folder with {flag}")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise ConfigError(f"{folder} cannot be written: nothing may be made in {place}; name another with {flag}")
+        raise ConfigError(f"{folder} cannot be written: no permission in {place}; name another folder with {flag}")
 
 
 def _check_texts(source: TextSource) -> None:
-    """Refuse what leaves nothing to train on or to judge by."""
+    """Refuse texts that leave nothing to train on or to judge by."""
     if source.synthesised < 0:
         raise ConfigError(f"--synthesise must be 0 or more, not {source.synthesised}")
     prompts, new = source.read(), source.to_make()
     judging, answers = sum(prompt.for_validation for prompt in prompts), len(_answers(source))
     if not prompts and not new and not answers:
         raise ConfigError(
-            f"there is nothing to train on: {source.folder} holds no answers; name prompts with --data FILE, or have "
-            "the model make some with --synthesise 2000"
+            f"there is nothing to train on: {source.folder} has no answers; name prompts with --data FILE, or let the "
+            "model write some with --synthesise 2000"
         )
     there = max(judging, len(_answers(source, judging=True)))
     if not new and prompts and not there:
         raise ConfigError(NO_HELD_OUT.format(count=len(prompts)))
     if not new and len(prompts) == judging and not _answers(source, judging=False):
         raise ConfigError(
-            f"all {judging} prompts are kept to judge by, and none is left to train on; give more of them with --data"
+            f"all {judging} prompts are held out, and none is left to train on; give more prompts with --data"
         )
     if new and there + VALIDATION_SHARE * new < LEAST_JUDGING:
         least = source.synthesised - new + round((LEAST_JUDGING - there) / VALIDATION_SHARE, 6)
         raise ConfigError(
-            f"--synthesise {source.synthesised} leaves too few texts to judge by, about "
-            f"{there + VALIDATION_SHARE * new:.1f}, since {100 * VALIDATION_SHARE:.0f} in 100 prompts are kept for "
-            f"that; ask for {math.ceil(least)} or more"
+            f"--synthesise {source.synthesised} gives too few held-out texts, about "
+            f"{there + VALIDATION_SHARE * new:.1f}, because {100 * VALIDATION_SHARE:.0f} in 100 prompts are held out; "
+            f"ask for {math.ceil(least)} or more"
         )
 
 
@@ -225,12 +221,12 @@ def _answers(source: TextSource, *, judging: bool | None = None) -> list[Example
 
 
 def _count(before: Mapping[str, Any], name: str) -> float:
-    """How many texts a training began with; infinite where a state is too old to say."""
+    """The number of texts a training started with; infinite for a state of an earlier version."""
     return int(before[name].split()[0]) if name in before else math.inf
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that is there."""
+    """The folder, or its nearest parent that exists."""
     whole = folder.absolute()
     return next(place for place in (whole, *whole.parents) if place.exists())
 

@@ -1,10 +1,10 @@
-"""Divergences a draft is trained on.  A new one is one function here, which ``--objective`` then takes by its name.
+"""Divergences to train on.  A new one is one function here; ``--objective`` takes it by its name.
 
 Letters, as in the papers:
 
 * ``z``: float [n, v], the draft's logits; ``q = softmax(z)``.
-* ``p``: float [n, v], the target's probabilities.  A row may sum to less than one: what is missing is the mass of
-  tokens that a reduced draft vocabulary lacks.
+* ``p``: float [n, v], the target's probabilities.  A row may sum to less than one if a reduced draft vocabulary lacks
+  tokens.
 * ``x``: int64 [n], the text's own next token, an index into the same v columns.
 * ``α = Σ min(p, q)``: the probability that a draft is accepted (Leviathan et al. 2023, theorem 3.5).
 """
@@ -24,21 +24,21 @@ Divergence = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(z [n, v], p [n, v], x [n]) → the loss of each row [n]."""
 ETA: Final = 3.0
 _LEAST_ACCEPTANCE: Final = 1e-9
-"""An acceptance below this counts as this: the gradient is the inverse of it."""
+"""The lower bound of an acceptance, because the gradient is its inverse."""
 _LEAST_PROBABILITY: Final = 1e-30
-"""Probabilities below this count as this, so that no logarithm is infinite."""
+"""The lower bound of a probability in a logarithm."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A divergence and what it reads, as data; weighted sums of them are objectives too."""
+    """A divergence, or a weighted sum of several, and what it reads."""
 
     name: str
     divergence: Divergence
     reads_teacher: bool
-    """It reads ``p``; without, the teacher need not be asked and ``p`` may be anything."""
+    """Whether it reads ``p``; if not, ``p`` may be anything."""
     reads_tokens: bool
-    """It reads ``x``: rows whose next token the draft vocabulary lacks must be left out."""
+    """Whether it reads ``x``; if so, rows whose next token is not in the draft vocabulary must be left out."""
 
     def __call__(self, z: torch.Tensor, p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The loss of each row, in fp32 at least: [n]."""
@@ -54,7 +54,7 @@ _REGISTRY: dict[str, Objective] = {}
 
 
 def objective(*, reads_teacher: bool, reads_tokens: bool) -> Callable[[Divergence], Divergence]:
-    """Make a divergence known under its function's name."""
+    """Register a divergence under its function's name."""
 
     def register(divergence: Divergence) -> Divergence:
         name = divergence.__name__
@@ -94,9 +94,9 @@ def jsd(z: torch.Tensor, p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 @objective(reads_teacher=True, reads_tokens=False)
 def tv(z: torch.Tensor, p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """1 − α = ½·‖p − q‖₁: total variation, the probability that a draft is rejected, and so the exact objective.
+    """1 − α = ½·‖p − q‖₁: total variation, the probability that a draft is rejected.
 
-    Its gradient vanishes where p and q have little in common, so it needs a warm start or a companion.
+    Its gradient vanishes if p and q have little in common, so it needs a warm start or another objective beside it.
     """
     return 1.0 - torch.minimum(p, torch.softmax(z, -1)).sum(-1)
 
@@ -134,7 +134,7 @@ def make_objective(text: str) -> Objective:
     """An objective by name, or a weighted sum such as ``0.1*cross_entropy+1.8*tv``.
 
     Raises:
-        ConfigError: the text is no such sum, or names an objective that does not exist; those there are are listed.
+        ConfigError: the text is no such sum, or names an unknown objective; the message lists all objectives.
     """
     terms = []
     for part in text.split("+"):
@@ -151,7 +151,7 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"{text!r} is not a number, so it cannot weigh an objective") from None
+        raise ConfigError(f"an objective's factor must be a number, not {text!r}") from None
 
 
 def _weighted_sum(text: str, terms: Sequence[tuple[float, Objective]]) -> Objective:

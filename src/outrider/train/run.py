@@ -34,20 +34,20 @@ def train(
     settings: Settings | None = None,
     console: Console | None = None,
 ) -> TrainingOutcome:
-    """Make the texts that are missing, train a drafter on them, and write it to a folder.
+    """Make missing texts, train a drafter on them, and write it to a folder.
 
     Args:
         llm: the target, without speculation.
-        recipe: what is trained and how.
+        recipe: the method and its options.
         source: the texts.
-        output: gets the drafter, and in its ``training`` folder what a killed training resumes from.
-        target_name: for what is written.
+        output: folder for the drafter; its folder ``training`` gets the state to resume from.
+        target_name: the target's name in files.
         data: how much of the texts is used.
-        settings: of the loop.
+        settings: options of the loop.
         console: where to print; None is silent.
 
     Raises:
-        ConfigError: there are no texts, another process is at work in one of the folders, or see
+        ConfigError: there are no texts, another process uses one of the folders, or see
             :func:`outrider.train.loop.warm_start.check_start` and :func:`outrider.train.training_data.gather`.
         TrainingError: see :meth:`outrider.train.loop.training.Training.run`.
     """
@@ -84,7 +84,7 @@ def train(
 def _gathered(
     llm: LLM, recipe: Recipe, source: TextSource, data: DataConfig, console: Console, working: Workers
 ) -> TrainingData:
-    """The data to train on; the first worker makes what is missing, and locks the folder meanwhile."""
+    """The data to train on; the first worker locks the folder and makes what is missing."""
     with working.first_alone(), ExitStack() as held:
         if working.rank == 0:
             held.enter_context(locked(source.folder, "gathering texts", "--data-folder"))
@@ -133,11 +133,11 @@ class _Job:
 
 
 def _provenance(recipe: Recipe, settings: Settings, data: DataConfig) -> dict[str, Any]:
-    """How a drafter was made, for its file."""
+    """How a drafter was trained, for its file."""
     return {
         "method": recipe.method,
         "recipe": dataclasses.asdict(recipe),  # type: ignore[call-overload]
-        # A head that is passed on does not reveal the folders of who made it.
+        # A published head must not contain the path of its author's folder.
         "settings": dataclasses.asdict(settings) | {"start_from": Path(settings.start_from).name},
         "data": dataclasses.asdict(data),
     }

@@ -1,4 +1,4 @@
-"""What a training writes is whole or not there, and a full disk is reported with the way out."""
+"""Writes the files of a training atomically, with a clear error if the disk is full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.files import replacing
 
 @contextmanager
 def saving(path: Path) -> Iterator[BinaryIO]:
-    """Open a file of a training to write it anew.
+    """Open a file of a training, to replace it as a whole.
 
     Raises:
         TrainingError: the disk is full, or the folder cannot be written.
@@ -28,6 +28,6 @@ def saving(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, RuntimeError) and "file write failed" not in str(error):  # torch's word for a full disk
             raise
         raise TrainingError(
-            f"the disk is full: {path} could not be written; free some space and run the same command again, "
-            "it goes on from the last state that was"
+            f"the disk is full: {path} could not be written; free some space and run the same command again to resume "
+            "from the last state"
         ) from error

@@ -1,4 +1,4 @@
-"""Training data from end to end: prompts, the target's answers, their hidden rows, and batches of them."""
+"""Training data: prompts, the target's answers, their hidden rows, and batches."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from outrider.train.recipes.base import Recipe
 ANSWERS: Final = "answers.jsonl"
 TEXTS: Final = "texts"
 HELD_OUT: Final = "texts held out"
-"""What names the texts of a training in its state: how many, and a hash of which."""
+"""Names of the texts in a training's state; their values are counts with hashes."""
 NO_HELD_OUT: Final = (
-    "none of {count} prompts is kept to judge by: about one in thirty is, so give more of them, with --data or a "
+    "none of {count} prompts is held out to judge by: about one in thirty is, so give more prompts with --data or a "
     "larger --synthesise"
 )
 _NOBODY_FITS: Final = (
@@ -41,26 +41,22 @@ _NOBODY_FITS: Final = (
     "--answer-longest-prompt and --max-length, or give shorter prompts"
 )
 _FIRST: Final = 256
-"""Prompts that are answered ahead where all others are answered while training."""
+"""Prompts answered before an online training."""
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What is trained on, and how much of it is kept."""
+    """How much of the texts is used and stored."""
 
     method: ClassVar[str] = "data"
 
     vocabulary: int = option(
-        16384, "Tokens a head can draft, or a draft model's loss looks at; 0 is all of the target's.", low=0
+        16384, "Size of a head's draft vocabulary, or of a draft model's loss; 0 is the target's.", low=0
     )
-    buffer_gb: float = option(8.0, "Most gigabytes of hidden rows on disk.", low=0.01)
-    rows: int = option(512, "Positions of a batch; fewer are more steps from the same tokens.", low=1)
-    max_length: int = option(512, "Longer texts are cut here.", low=2)
-    held_out: int = option(
-        200,
-        "Most texts the head is judged by; about 3 in 100 prompts are kept for that, and no more of them answered.",
-        low=1,
-    )
+    buffer_gb: float = option(8.0, "Maximum gigabytes of hidden rows on disk.", low=0.01)
+    rows: int = option(512, "Positions per batch; fewer give more steps for the same tokens.", low=1)
+    max_length: int = option(512, "Cut texts to this many tokens.", low=2)
+    held_out: int = option(200, "Maximum held-out texts; about 3 in 100 prompts are held out.", low=1)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -71,35 +67,34 @@ class TextSource:
     """Where texts come from."""
 
     folder: Path
-    """Prompts, answers and hidden rows are kept here, and used again by the next training."""
+    """Folder for prompts, answers and hidden rows, which later trainings reuse."""
     target: str = ""
-    """Name of the model whose answers these are; those of another are refused.  Empty asks nothing."""
+    """Name of the model that answers; answers of another are refused.  Empty skips the check."""
     prompts: Sequence[Path] = ()
     """Files of prompts."""
     synthesised: int = 0
-    """Prompts to be made by the target itself."""
+    """Number of prompts that the target writes."""
     synthesis: SynthesisConfig = field(default_factory=SynthesisConfig)
-    """Which."""
     answers: AnswerConfig = field(default_factory=AnswerConfig)
     online: bool = False
-    """Answer whenever a text is read, and keep nothing but what is judged by and the first answers, whose tokens make
-    the draft vocabulary."""
+    """Answer a prompt whenever it is read.  Store only held-out answers and the first others, whose tokens make the
+    draft vocabulary."""
 
     def read(self) -> list[TrainingPrompt]:
-        """Every prompt there is by now.
+        """All prompts so far.
 
         Raises:
-            ConfigError: a file cannot be read, or holds prompts that heads are measured on.
+            ConfigError: a file cannot be read, or holds evaluation prompts.
         """
         own = self.folder / PROMPTS
         files = [*self.prompts, *([own] if own.exists() else [])]
         return read_cached(files) if files else []
 
     def to_make(self) -> int:
-        """How many prompts the target is yet to make.
+        """The number of prompts that the target still has to write.
 
         Raises:
-            ConfigError: those that are there were made otherwise.
+            ConfigError: the present ones were made with other options.
         """
         if not self.synthesised:
             return 0
@@ -113,12 +108,12 @@ class TextSource:
         held_out: int,
         fits: Callable[[TrainingPrompt], bool] = lambda prompt: True,
     ) -> list[TrainingPrompt]:
-        """Of all prompts, those that are answered before the training.
+        """The prompts that are answered before the training.
 
         Args:
-            prompts: all of them.
-            held_out: most of those that are kept to judge by.
-            fits: whether a prompt can be answered, which of these counts alone.
+            prompts: all prompts.
+            held_out: most held-out prompts.
+            fits: whether a held-out prompt is short enough to be answered.
         """
         trained_on = [prompt for prompt in prompts if not prompt.for_validation]
         later = {prompt.key for prompt in trained_on[_FIRST:]} if self.online else set()
@@ -130,11 +125,11 @@ class TextSource:
 
 
 def gather(llm: LLM, source: TextSource, console: Console, rows: HiddenRows, data: DataConfig) -> None:
-    """Make the prompts and answers that are missing, and keep the hidden rows that answering computes.
+    """Make missing prompts and answers, and store the hidden rows that answering computes.
 
     Raises:
-        ConfigError: a file cannot be read or written, was made otherwise, or holds prompts that heads are measured on;
-            or none of the prompts is kept to judge by.
+        ConfigError: a file cannot be read or written, was made with other options, or holds evaluation prompts; or no
+            prompt is held out.
     """
     source.folder.mkdir(parents=True, exist_ok=True)
     if source.synthesised:
@@ -153,16 +148,12 @@ def gather(llm: LLM, source: TextSource, console: Console, rows: HiddenRows, dat
     finally:
         rows.flush()
     others = len(answered(path) - {prompt.key for prompt in prompts})
-    beside = f"; {others:,} more in {source.folder} are to other prompts, and used as well" if others else ""
+    beside = f"; {others:,} more answers in {source.folder}, to other prompts, are used too" if others else ""
     console.print(f"{report}{beside}")
 
 
 def to_answer(llm: LLM, source: TextSource, data: DataConfig) -> list[TrainingPrompt]:
-    """Prompts that are yet to be answered before the training.
-
-    Raises:
-        ConfigError: see :func:`gather`.
-    """
+    """Prompts that must still be answered before the training; errors are those of :func:`gather`."""
     prompts = source.read()
     done = answered(source.folder / ANSWERS)
     return [prompt for prompt in _asked(llm, source, data, prompts) if prompt.key not in done] if prompts else []
@@ -172,8 +163,8 @@ def _asked(llm: LLM, source: TextSource, data: DataConfig, prompts: Sequence[Tra
     """Prompts that are answered before the training.
 
     Raises:
-        ConfigError: none of those to train on or of those to judge by leaves room for an answer, and there are no
-            answers from before.
+        ConfigError: no prompt to train on, or none to judge by, leaves room for an answer, and there are no earlier
+            answers.
     """
     assert llm.tokenizer is not None
     tokenizer, most = llm.tokenizer, 1 + min(source.answers.longest_prompt, data.max_length - 1)
@@ -195,7 +186,7 @@ def _asked(llm: LLM, source: TextSource, data: DataConfig, prompts: Sequence[Tra
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """What was gathered."""
+    """Texts to train on and to judge by."""
 
     train: list[Example]
     held_out: list[Example]
@@ -205,7 +196,7 @@ class Texts:
         """Read a folder of answers.
 
         Raises:
-            ConfigError: there are no answers, or none that are held out, or they are another model's.
+            ConfigError: there are no answers or no held-out ones, or they are another model's.
         """
         file = source.folder / ANSWERS
         if source.target:
@@ -214,8 +205,8 @@ class Texts:
         held_out = [text for text in held_out if text.answer_start < min(len(text.tokens), config.max_length)]
         if not train or not held_out:
             raise ConfigError(
-                f"{file} holds {len(train)} answers to train on and {len(held_out)} to judge by; name prompts with "
-                "--data or have some made with --synthesise"
+                f"{file} has {len(train)} answers to train on and {len(held_out)} held-out ones; name prompts with "
+                "--data, or let the model write some with --synthesise"
             )
         return cls(train, held_out[: config.held_out])
 
@@ -227,11 +218,11 @@ class Texts:
     def __str__(self) -> str:
         return (
             f"texts: {len(self.train):,} to train on, with {self.answer_tokens:,} answer tokens, and "
-            f"{len(self.held_out):,} to judge by"
+            f"{len(self.held_out):,} held out"
         )
 
     def vocabulary(self, size: int, target: TargetModel, always: Sequence[int]) -> DraftVocabulary | None:
-        """The reduced draft vocabulary; None is the whole."""
+        """The reduced draft vocabulary; None means all tokens."""
         if not size or size >= target.vocabulary:
             return None
         answers = (example.tokens[example.answer_start :] for example in self.train)
@@ -239,7 +230,7 @@ class Texts:
 
 
 def hidden_rows(llm: LLM, recipe: Recipe, source: TextSource, data: DataConfig) -> HiddenRows:
-    """The buffers that a head's training reads."""
+    """The stored hidden rows for a training."""
     target = llm.engine.target
     return HiddenRows(
         target,
@@ -258,7 +249,7 @@ class TrainingData:
 
     texts: Texts
     vocabulary: DraftVocabulary | None
-    """The reduced draft vocabulary of a new head; None is the whole."""
+    """The reduced draft vocabulary of a new head; None means all tokens."""
     teacher: Teacher
     shards: Shards
     shape: BatchShape
@@ -268,10 +259,10 @@ class TrainingData:
 
     @classmethod
     def of(cls, llm: LLM, recipe: Recipe, source: TextSource, config: DataConfig, console: Console) -> TrainingData:
-        """Read texts, and capture the rows of them that a recipe asks for.
+        """Read texts, and capture the hidden rows that a recipe reads.
 
         Raises:
-            ConfigError: there are none, or none to judge by.
+            ConfigError: there are no texts, or none to judge by.
         """
         target = llm.engine.target
         texts = Texts.of(source, config)
@@ -293,7 +284,7 @@ class TrainingData:
         )
 
     def stream(self, seed: int) -> Batches:
-        """Batches without end."""
+        """Endless batches."""
         return Batches(self.shards, self.shape, seed=seed)
 
 
@@ -308,14 +299,14 @@ def _shards(llm: LLM, source: TextSource, texts: Texts, rows: HiddenRows, consol
 def known_facts(
     source: TextSource, data: DataConfig, layers: Sequence[int], target: TargetModel, *, started: bool
 ) -> dict[str, object]:
-    """What decides the batches beside the texts; names that no option has.
+    """Everything but the texts that determines the batches; the names differ from those of options.
 
     Args:
         source: the texts.
         data: how much of them is used.
-        layers: read by what is trained.
+        layers: layers that the network reads.
         target: the model.
-        started: whether it begins with a head, which brings its own draft vocabulary.
+        started: whether the training starts from a head, with its draft vocabulary.
     """
     return {
         "target": source.target,
@@ -327,7 +318,7 @@ def known_facts(
 
 
 def text_facts(source: TextSource, texts: Texts) -> dict[str, object]:
-    """Which texts are trained on, and which are judged by."""
+    """Counts and hashes of the texts to train on and to judge by."""
     asked = [prompt.key for prompt in source.read()] if source.online else [example.key for example in texts.train]
     return {
         TEXTS: _name_of(asked),
@@ -336,5 +327,5 @@ def text_facts(source: TextSource, texts: Texts) -> dict[str, object]:
 
 
 def _name_of(keys: Sequence[str]) -> str:
-    """How many texts there are, and a hash of which."""
+    """The number of texts and a hash of their keys."""
     return f"{len(keys)} ({hashlib.sha256(' '.join(sorted(keys)).encode()).hexdigest()[:8]})"

@@ -1,1 +1,1 @@
-"""Training texts: prompts, and what the target answers to them."""
+"""Training texts: prompts and the target's answers."""

@@ -1,10 +1,10 @@
-"""Decontamination: prompts that heads are measured on are recognised by hashes, and never trained on.
+"""Decontamination: recognises evaluation prompts by hashes, so that nothing is trained on them.
 
-A text is lower-cased and cut into words.  Of an evaluation prompt of ten words or more some runs of ten words are kept,
-chosen by winnowing (Schleimer, Wilkerson and Aiken 2003): of every seven neighbouring runs the one with the lowest
-hash.  A text that repeats sixteen words of it, or all of a shorter one, then repeats a kept run, wherever it stands,
-whatever stands around it.  A prompt of five to nine words is kept as one run; a shorter one, which any text may hold by
-chance, counts only where it is the whole text.
+A text is lower-cased and split into words.  Of an evaluation prompt of ten words or more, some runs of ten words are
+stored, chosen by winnowing (Schleimer, Wilkerson and Aiken 2003): of every seven neighbouring runs, the one with the
+lowest hash.  So a text that repeats sixteen words of the prompt, or all of a shorter one, contains a stored run.  A
+prompt of five to nine words is stored as one run.  A shorter one, which any text may contain by chance, must be the
+whole text.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from outrider.prompts import built_in
 RUN: Final = 10
 """Words of a run."""
 WINDOW: Final = 7
-"""Neighbouring runs of which one is kept."""
+"""Neighbouring runs of which one is stored."""
 LEAST: Final = 5
-"""Shortest prompt that is looked for inside of texts, in words."""
+"""Shortest prompt that is searched for inside texts, in words."""
 _BYTES: Final = 6
 _FILE: Final = "held_out.bin"
 _WORD: Final = re.compile(r"\w+")
@@ -33,26 +33,26 @@ _WORD: Final = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class EvaluationPrompts:
-    """Prompts that heads are measured on, as hashes."""
+    """Evaluation prompts, as hashes."""
 
     hashes: frozenset[bytes]
 
     @classmethod
     def of(cls, prompts: Iterable[str]) -> EvaluationPrompts:
-        """The hashes of prompts."""
+        """Hash prompts."""
         return cls(frozenset(kept for prompt in prompts for kept in _kept(words(prompt))))
 
     @classmethod
     def read(cls, packed: bytes) -> EvaluationPrompts:
-        """The hashes in a file's bytes."""
+        """Read the bytes of :meth:`packed`."""
         return cls(frozenset(packed[start : start + _BYTES] for start in range(0, len(packed), _BYTES)))
 
     def packed(self) -> bytes:
-        """The bytes of a file that holds them."""
+        """The hashes as bytes."""
         return b"".join(sorted(self.hashes))
 
     def found_in(self, text: str) -> str | None:
-        """The words of a text that are an evaluation prompt's, or None."""
+        """The words of an evaluation prompt in a text; None if there are none."""
         listed = words(text)
         if len(listed) < LEAST:
             return " ".join(listed) if listed and _whole(listed) in self.hashes else None
@@ -65,7 +65,7 @@ class EvaluationPrompts:
 
 @lru_cache
 def evaluation_prompts() -> EvaluationPrompts:
-    """The prompts Outrider's own figures are measured on, whose hashes come along, and the built-in ones."""
+    """The prompts of Outrider's published figures, and the built-in prompts."""
     own = EvaluationPrompts.of(turn["content"] for prompt in built_in() for turn in prompt.turns)
     return EvaluationPrompts(
         own.hashes | EvaluationPrompts.read((files("outrider.train.data") / _FILE).read_bytes()).hashes
@@ -73,7 +73,7 @@ def evaluation_prompts() -> EvaluationPrompts:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, without layout, case and punctuation."""
+    """The words of a text, without punctuation and in lower case."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 

@@ -1,4 +1,4 @@
-"""Synthetic prompts of a folder: a file that grows, and beside it how they were made and how far that has come."""
+"""Synthetic prompts in a folder: a growing file, and a second file with their options and progress."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from rich.console import Console
 
 from outrider.errors import ConfigError
 from outrider.files import write_whole
+from outrider.llm import LLM
 from outrider.train.bars import bar
+from outrider.train.data.decontaminate import EvaluationPrompts
 from outrider.train.data.prompts import TrainingPrompt, training_prompts, write_prompts
 from outrider.train.data.synthesise import Synthesis, SynthesisConfig, in_words
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from outrider.llm import LLM
-    from outrider.train.data.decontaminate import EvaluationPrompts
 
 PROMPTS: Final = "prompts.jsonl"
 MADE: Final = "prompts.made.json"
@@ -29,26 +27,26 @@ _COUNT: Final = "synthesise"
 _TRIED: Final = "tried"
 _TARGET: Final = "target"
 _SAVED_EVERY: Final = 10.0
-"""Seconds of work that a sudden end may cost."""
+"""Seconds between saves."""
 
 
 @dataclass(frozen=True)
 class SyntheticPrompts:
-    """What a folder holds of prompts that its target made."""
+    """The prompts in a folder that its target wrote."""
 
     prompts: tuple[TrainingPrompt, ...] = ()
-    """In the order they were made."""
+    """In the order in which they were made."""
     others: tuple[TrainingPrompt, ...] = ()
-    """Prompts behind them in the same file, which somebody else put there."""
+    """The user's own prompts, after them in the same file."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What made them."""
+    """The target and the options that made them."""
 
     @classmethod
     def of(cls, folder: Path) -> SyntheticPrompts:
-        """Read a folder, which may hold nothing.
+        """Read a folder, which may be empty.
 
         Raises:
-            ConfigError: a file is damaged, or cannot be read.
+            ConfigError: a file is damaged or cannot be read.
         """
         path, facts = folder / PROMPTS, _facts(folder / MADE)
         prompts = read_cached([path]) if path.exists() else []
@@ -56,41 +54,41 @@ class SyntheticPrompts:
         return cls(tuple(prompts[:count]), tuple(prompts[count:]), facts)
 
     def check(self, folder: Path, config: SynthesisConfig, count: int, target: str) -> None:
-        """Refuse prompts that were made otherwise.
+        """Refuse prompts that were made with other options.
 
         Raises:
-            ConfigError: naming the option that differs, or the target if more are to be made.
+            ConfigError: an option differs, or the target, if it has to make more.
         """
         for name, value in _deciding(config).items():
             if (earlier := self.facts.get(name, value)) != value:
                 flag = f"--prompt-{name.replace('_', '-')}"
                 raise ConfigError(
-                    f"the prompts in {folder / PROMPTS} were made with {flag} {earlier}, and now it is {value}; give "
+                    f"the prompts in {folder / PROMPTS} were made with {flag} {earlier}, not {value}; give "
                     f"{flag} {earlier}, or another --data-folder"
                 )
         before = self.facts.get(_TARGET, target)
         if count > len(self.prompts) and target and before != target:
             raise ConfigError(
-                f"the prompts in {folder / PROMPTS} were made by {before}, so {target} cannot add to them; leave out "
+                f"the prompts in {folder / PROMPTS} were made by {before}, so {target} cannot add more; leave out "
                 "--synthesise, or name another --data-folder"
             )
 
 
 def prompt_options(folder: Path) -> dict[str, Any]:
-    """Options that a folder's prompts were made with; none where no prompt was made.
+    """The options of a folder's prompts; empty if no prompt was made.
 
     Raises:
-        ConfigError: the account of them is damaged.
+        ConfigError: the file of options is damaged.
     """
     facts = _facts(folder / MADE)
     return {name: facts[name] for name in _deciding(SynthesisConfig()) if name in facts}
 
 
 def read_cached(paths: Sequence[Path]) -> list[TrainingPrompt]:
-    """What :func:`~outrider.train.data.prompts.training_prompts` reads, kept for as long as no file changes.
+    """Read :func:`~outrider.train.data.prompts.training_prompts`, with a cache until a file changes.
 
     Raises:
-        ConfigError: a file cannot be read, is empty, or holds prompts that heads are measured on.
+        ConfigError: a file cannot be read, is empty, or holds evaluation prompts.
     """
     prompts = {prompt.key: prompt for path in paths for prompt in _read(path, *_stamp(path))}
     return list(prompts.values())
@@ -102,7 +100,7 @@ def _read(path: Path, changed: int, size: int) -> tuple[TrainingPrompt, ...]:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """When a file was last changed, and its size; zeros where there is none."""
+    """A file's time of change and size; zeros if it does not exist."""
     try:
         status = path.stat()
     except OSError:
@@ -120,16 +118,16 @@ def synthesise_prompts(
     console: Console | None = None,
     held_out: EvaluationPrompts | None = None,
 ) -> list[TrainingPrompt]:
-    """Have the target make prompts until a folder holds so many of them; the file is kept up to date meanwhile.
+    """Let the target write prompts until a folder holds ``count``; the file is saved regularly.
 
     Args:
         llm: the target.
-        folder: is there.
-        count: how many; where there are more, nothing is made.
-        config: which.
+        folder: an existing folder.
+        count: the number of prompts; if there are more, nothing is made.
+        config: options of the prompts.
         target: the target's name.
-        console: where to tell it.
-        held_out: evaluation prompts; None takes those that come with Outrider.
+        console: where to show progress.
+        held_out: evaluation prompts; None takes :func:`~outrider.train.data.decontaminate.evaluation_prompts`.
 
     Returns:
         Every prompt that was made, now and before.
@@ -143,7 +141,7 @@ def synthesise_prompts(
     begun = len(known.prompts)
     if begun >= count:
         if console is not None:
-            more = f", and --synthesise asked for {count:,}; all are used" if begun > count else ""
+            more = f"; all are used, although --synthesise is {count:,}" if begun > count else ""
             console.print(f"prompts: {begun:,} were made before{more}")
         return list(known.prompts)
     facts, saved = {_TARGET: target} | _deciding(config), time.monotonic()
@@ -161,13 +159,13 @@ def synthesise_prompts(
                     saved = time.monotonic()
     _save(folder, synthesis, known.others, facts)
     if console is not None:
-        before = f" beside {begun:,} of before" if begun else ""
+        before = f", in addition to {begun:,}" if begun else ""
         console.print(f"prompts: {count - begun:,} made{before}; dropped: {in_words(synthesis.dropped)}")
     return synthesis.made
 
 
 def _save(folder: Path, synthesis: Synthesis, others: Sequence[TrainingPrompt], facts: Mapping[str, Any]) -> None:
-    """Write the prompts, then how many of them count, so that prompts of a save that was cut short are made again."""
+    """Write the prompts, then their count, so that an interrupted save makes its last prompts again."""
     keys = {prompt.key for prompt in synthesis.made}
     path = folder / PROMPTS
     counts = {_COUNT: len(synthesis.made), _TRIED: dict(synthesis.tried)}
@@ -176,13 +174,13 @@ def _save(folder: Path, synthesis: Synthesis, others: Sequence[TrainingPrompt], 
         write_whole(folder / MADE, json.dumps(counts | dict(facts)) + "\n")
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be written ({error.strerror or error}); free some space there and run the same command "
-            "again: the prompts in it are kept"
+            f"{path} cannot be written ({error.strerror or error}); free some space and run the same command again, "
+            "which keeps the prompts so far"
         ) from error
 
 
 def _deciding(config: SynthesisConfig) -> dict[str, Any]:
-    """Options that decide the prompts; how many are sampled side by side changes the speed alone."""
+    """The options that determine the prompts; the number sampled at once changes only the speed."""
     return {name: value for name, value in asdict(config).items() if name != "abreast"}
 
 
@@ -195,7 +193,7 @@ def _facts(path: Path) -> Mapping[str, Any]:
             raise ValueError
     except (OSError, ValueError):
         raise ConfigError(
-            f"{path} is damaged, so it does not tell how the prompts beside it were made; remove it, and they are kept "
-            "like prompts of your own"
+            f"{path} is damaged, so the options of the prompts beside it are lost; remove the file to use them like "
+            "prompts of your own"
         ) from None
     return facts

@@ -1,4 +1,4 @@
-"""Prompts to train on, read from files; evaluation prompts among them are refused."""
+"""Reads training prompts from files, and refuses evaluation prompts."""
 
 from __future__ import annotations
 
@@ -8,29 +8,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from outrider.errors import ConfigError
 from outrider.files import write_whole
+from outrider.models.files.tokenizer import Tokenizer
 from outrider.prompts import read
 from outrider.prompts.prompt import USER
 from outrider.train.data.decontaminate import EvaluationPrompts, evaluation_prompts
 
-if TYPE_CHECKING:
-    from outrider.models.files.tokenizer import Tokenizer
-
 VALIDATION_SHARE: Final = 0.03
-"""Of all prompts, those that are kept for held-out figures."""
+"""Share of prompts that are held out."""
 
 
 @dataclass(frozen=True)
 class TrainingPrompt:
-    """A prompt for the target: a conversation that ends with the user, or bare text to continue."""
+    """A prompt: a conversation that ends with a user's turn, or text to continue."""
 
     messages: tuple[tuple[str, str], ...] = ()
     """Role and content of each turn."""
     text: str = ""
-    """Used where there are no messages."""
+    """The text, if there are no messages."""
 
     @classmethod
     def asked(cls, question: str) -> TrainingPrompt:
@@ -39,27 +37,27 @@ class TrainingPrompt:
 
     @cached_property
     def key(self) -> str:
-        """A name that equal prompts share: the same in every process."""
+        """A hash, equal for equal prompts in every process."""
         return hashlib.sha256(json.dumps([self.messages, self.text]).encode()).hexdigest()[:16]
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Every piece of text in it."""
+        """The texts of all turns."""
         return tuple(content for _, content in self.messages) or (self.text,)
 
     @property
     def for_validation(self) -> bool:
-        """Whether it is kept for held-out figures: a function of the prompt alone."""
+        """Whether the prompt is held out; depends on the prompt alone."""
         return int(self.key[:8], 16) < VALIDATION_SHARE * 2**32
 
     def to_dict(self) -> dict[str, Any]:
-        """What :func:`training_prompts` reads."""
+        """The JSON object that :func:`training_prompts` reads."""
         if not self.messages:
             return {"text": self.text}
         return {"messages": [{"role": role, "content": content} for role, content in self.messages]}
 
     def encode(self, tokenizer: Tokenizer) -> list[int]:
-        """Token ids, ready for the answer; a question to a model without a chat template is bare text."""
+        """Token ids up to the answer; without a chat template, a single question is plain text."""
         if not self.messages:
             return tokenizer.encode(self.text)
         if not tokenizer.chat_template and len(self.messages) == 1:
@@ -69,15 +67,15 @@ class TrainingPrompt:
 
 
 def training_prompts(paths: Sequence[Path], held_out: EvaluationPrompts | None = None) -> list[TrainingPrompt]:
-    """The prompts of files, each once; of a conversation that ends with an answer, the part before it.
+    """Read the prompts of files, each once, without a final answer.
 
     Args:
         paths: see :func:`outrider.prompts.read`.
-        held_out: evaluation prompts; None takes those that Outrider's own figures are measured on.
+        held_out: evaluation prompts; None takes :func:`~outrider.train.data.decontaminate.evaluation_prompts`.
 
     Raises:
-        ConfigError: a file cannot be read, a line is not a prompt, or one holds an evaluation prompt; file and line
-            are named.
+        ConfigError: a file cannot be read, or a line is not a prompt or holds an evaluation prompt; the message names
+            file and line.
     """
     refused = evaluation_prompts() if held_out is None else held_out
     prompts: dict[str, TrainingPrompt] = {}
@@ -87,8 +85,8 @@ def training_prompts(paths: Sequence[Path], held_out: EvaluationPrompts | None =
             for part in prompt.parts:
                 if (words := refused.found_in(part)) is not None:
                     raise ConfigError(
-                        f"{listed.place} holds the words {words!r} of an evaluation prompt, and what is measured may "
-                        "not be trained on; take the line out"
+                        f"{listed.place} contains the words {words!r} of an evaluation prompt, which must not be "
+                        "trained on; remove the line"
                     )
             prompts[prompt.key] = prompt
     if not prompts:
@@ -97,6 +95,6 @@ def training_prompts(paths: Sequence[Path], held_out: EvaluationPrompts | None =
 
 
 def write_prompts(path: Path, prompts: Iterable[TrainingPrompt]) -> None:
-    """Write prompts as :func:`training_prompts` reads them; the file is whole or not there."""
+    """Write prompts for :func:`training_prompts`, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, "".join(json.dumps(prompt.to_dict(), ensure_ascii=False) + "\n" for prompt in prompts))

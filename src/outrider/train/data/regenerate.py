@@ -1,4 +1,4 @@
-"""The target's own answers, in a file that grows line by line and is continued after an interruption."""
+"""The target's answers, in a file that grows line by line and survives interruptions."""
 
 from __future__ import annotations
 
@@ -10,51 +10,46 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from rich.console import Console
 
 from outrider.completion import Choice
 from outrider.engine.call import RequestSpec
 from outrider.engine.driver import Driver
 from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError, cause
+from outrider.llm import LLM
 from outrider.options import check_options, option
 from outrider.sampling.params import SamplingParams
 from outrider.train.bars import bar
 from outrider.train.data.example import Example
 from outrider.train.data.prompts import TrainingPrompt
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from outrider.llm import LLM
-
 _NO_ROOM: Final = (
-    "the answers in {path} cannot be written ({error}); free some space there and run the same command again: every "
-    "answer in it is kept"
+    "the answers in {path} cannot be written ({error}); free some space and run the same command again, which keeps "
+    "every answer so far"
 )
 
 
 @dataclass(frozen=True)
 class AnswerConfig:
-    """How the target answers.
-
-    Greedy answers are what a drafter meets when it is measured; sampled ones show it where else a text may go.
-    """
+    """How the target answers: some prompts greedily, the others sampled, for more varied texts."""
 
     method = "regenerate"
-    max_tokens: int = option(256, "Longest answer, in tokens.", low=1)
+    max_tokens: int = option(256, "Maximum tokens per answer.", low=1)
     greedy_share: float = option(0.6, "Share of prompts answered greedily.", high=1.0)
     temperature: float = option(0.7, "Temperature of the other answers.", high=10.0)
-    top_p: float = option(1.0, "Nucleus of the other answers.", low=0.01, high=1.0)
-    longest_prompt: int = option(512, "Prompts of more tokens are left out.", low=1)
-    abreast: int = option(64, "Answers decoded side by side.", low=1)
-    seed: int = option(0, "Of everything that is drawn.")
+    top_p: float = option(1.0, "Top-p of the other answers.", low=0.01, high=1.0)
+    longest_prompt: int = option(512, "Skip prompts with more tokens.", low=1)
+    abreast: int = option(64, "Answers decoded at once.", low=1)
+    seed: int = option(0, "Seed of sampled answers.")
 
     def __post_init__(self) -> None:
         check_options(self)
 
     def params(self, prompt: TrainingPrompt) -> SamplingParams:
-        """How one prompt is answered: a function of the prompt and the seed alone."""
+        """The sampling parameters of one prompt; they depend on the prompt and the seed alone."""
         dice = random.Random(f"{self.seed} {prompt.key}")
         greedy = dice.random() < self.greedy_share
         return SamplingParams(
@@ -71,7 +66,7 @@ class AnswerReport:
 
     answers: int = 0
     tokens: int = 0
-    """Answer tokens, the end of sequence among them."""
+    """Answer tokens, with the end of sequence."""
     prompt_tokens: int = 0
     ended: int = 0
     """Answers that ended by themselves."""
@@ -85,7 +80,7 @@ class AnswerReport:
         return self.tokens / max(self.seconds, 1e-9)
 
     def add(self, example: Example | None, *, ended: bool) -> None:
-        """Count an answer, or None for a prompt that was left out."""
+        """Count an answer; None is a skipped prompt."""
         if example is None:
             self.left_out += 1
             return
@@ -112,12 +107,12 @@ def answers(
 
     Args:
         llm: the target.
-        prompts: drawn as there is room.
-        config: how.
+        prompts: read as capacity allows.
+        config: options of the answers.
 
     Yields:
-        Each prompt with its answer, in the order they end, and whether the answer ended by itself; with None where the
-        prompt is too long.
+        Each prompt with its answer and whether it ended by itself, in the order of completion; None for a prompt that
+        is too long.
     """
     assert llm.tokenizer is not None
     tokenizer = llm.tokenizer
@@ -144,14 +139,14 @@ def answers(
 
 
 class AnswerFile:
-    """Answers as JSON lines; the first says how they were made.
+    """Answers as JSON lines; the first line holds the target and the options.
 
     Args:
-        path: the file; it and its folder are made where they are missing.
-        facts: what made the answers; a file that was made otherwise is refused.
+        path: the file; it is created with its folder if missing.
+        facts: target and options; a file with others is refused.
 
     Raises:
-        ConfigError: the file was made by another target or with other settings, or cannot be written.
+        ConfigError: the file has another target or other options, or cannot be written.
     """
 
     def __init__(self, path: Path, facts: dict[str, Any]) -> None:
@@ -167,10 +162,10 @@ class AnswerFile:
         except OSError as error:
             raise ConfigError(_NO_ROOM.format(path=path, error=error)) from error
         self.keys = {line["key"] for line in lines[1:]}
-        """Prompts that are answered."""
+        """Keys of the answered prompts."""
 
     def append(self, prompt: TrainingPrompt, example: Example | None, *, ended: bool) -> None:
-        """Write one answer, whole and at once."""
+        """Write one answer."""
         line: dict[str, Any] = {"key": prompt.key, "validation": prompt.for_validation}
         if example is not None:
             start = example.answer_start
@@ -206,18 +201,18 @@ def regenerate(
     Args:
         llm: the target.
         prompts: what to answer.
-        path: the file of answers, which may have been begun before.
-        config: how; None takes the defaults.
+        path: the file of answers, which may exist.
+        config: options of the answers; None takes the defaults.
         target: the target's name, for the file's first line.
-        console: where a progress bar with tokens per second goes.
+        console: where to show a progress bar.
         on_progress: called with the counts after every answer.
-        on_answer: given every answer, once it is in the file.
+        on_answer: called with every answer, once it is in the file.
 
     Returns:
         The counts of this run.
 
     Raises:
-        ConfigError: the file was made by another target or with other settings, or cannot be written.
+        ConfigError: the file has another target or other options, or cannot be written.
     """
     chosen = config or AnswerConfig()
     assert llm.tokenizer is not None
@@ -238,11 +233,11 @@ def regenerate(
 
 
 def read_answers(path: Path, *, validation: bool | None = None) -> list[Example]:
-    """The answers in a file that may still be growing; a torn last line is no answer.
+    """Read the answers in a file that may still be growing; an unfinished last line is skipped.
 
     Args:
         path: written by :func:`regenerate`.
-        validation: True takes only those kept for held-out figures, False only the others; None takes all.
+        validation: True reads only held-out answers, False only the others; None reads all.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -259,7 +254,7 @@ def read_answers(path: Path, *, validation: bool | None = None) -> list[Example]
 
 
 def answered(path: Path) -> set[str]:
-    """Keys of the prompts that a file answers, those that were too long included; none where it is missing."""
+    """Keys of a file's prompts, with those that were too long; empty if the file is missing."""
     return {line["key"] for line in list(_lines(path))[1:]}
 
 
@@ -275,12 +270,12 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             except ValueError:
                 value = None
             if not isinstance(value, dict):
-                raise ConfigError(f"{path}: line {number} is damaged; take it out, and its prompt is answered again")
+                raise ConfigError(f"{path}: line {number} is damaged; remove it to answer its prompt again")
             yield value
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Remove an unfinished last line, which a sudden end leaves."""
+    """Remove an unfinished last line, which an interruption leaves."""
     if not path.exists():
         return
     with path.open("r+b") as file:
@@ -297,21 +292,21 @@ def _cut_torn_line(path: Path) -> None:
 
 
 def answer_options(path: Path) -> dict[str, Any]:
-    """Options that a file of answers was made with; none where it is missing."""
+    """The options of a file of answers; empty if it is missing."""
     first = next(_lines(path), {})
     return {item.name: first[item.name] for item in fields(AnswerConfig) if item.name in first}
 
 
 def check_answered(path: Path, target: str, config: AnswerConfig | None = None) -> None:
-    """Refuse another model's answers, and those that were made otherwise.
+    """Refuse answers of another model or with other options.
 
     Args:
-        path: a file of answers; one that is missing or empty is nobody's.
+        path: a file of answers; a missing or empty one passes.
         target: the model's name.
-        config: how answers are to be made; None asks nothing.
+        config: options of the answers; None skips their check.
 
     Raises:
-        ConfigError: naming what was and what is.
+        ConfigError: something differs; the message names both values.
     """
     first = next(_lines(path), None)
     if first is not None:
@@ -319,7 +314,7 @@ def check_answered(path: Path, target: str, config: AnswerConfig | None = None) 
 
 
 def _deciding(config: AnswerConfig) -> dict[str, Any]:
-    """Options that decide the answers; how many are decoded side by side changes the speed alone."""
+    """The options that determine the answers; the number decoded at once changes only the speed."""
     return {name: value for name, value in asdict(config).items() if name != "abreast"}
 
 
@@ -331,10 +326,10 @@ def _check_facts(path: Path, known: dict[str, Any], wanted: dict[str, Any]) -> N
         if name in options:
             flag = f"--answer-{name.replace('_', '-')}"
             raise ConfigError(
-                f"the answers in {path} were made with {flag} {before}, and now it is {value}; give {flag} {before}, "
-                "or another --data-folder"
+                f"the answers in {path} were made with {flag} {before}, not {value}; give {flag} {before}, or another "
+                "--data-folder"
             )
         raise ConfigError(
-            f"the answers in {path} were made with {name} {before!r}, and now it is {value!r}; use the same, or name "
-            "another --data-folder"
+            f"the answers in {path} were made with {name} {before!r}, not {value!r}; use the same, or name another "
+            "--data-folder"
         )

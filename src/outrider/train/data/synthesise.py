@@ -1,7 +1,7 @@
-"""Synthetic prompts: the target samples questions, and templates filled with words ask the rest.
+"""Synthetic prompts: the target samples some questions, and filled templates give the others.
 
-A target writes a user's turn when its chat template is given up to where that turn begins (Magpie, Xu et al. 2024).
-System messages on many subjects make it ask about all of them, code as well as chat.
+A target writes a user's turn after its chat template up to the start of that turn (Magpie, Xu et al. 2024).  System
+messages on many subjects, code and chat, give questions on all of them.
 """
 
 from __future__ import annotations
@@ -11,46 +11,44 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from outrider.completion import Choice
 from outrider.engine.call import RequestSpec
 from outrider.engine.driver import Driver
 from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError, ModelError, RequestError
+from outrider.llm import LLM
+from outrider.models.files.tokenizer import Tokenizer
 from outrider.options import check_options, option
 from outrider.sampling.params import SamplingParams
 from outrider.train.data.decontaminate import EvaluationPrompts, evaluation_prompts, words
 from outrider.train.data.prompts import TrainingPrompt
 from outrider.train.data.templates import Kind, templates
 
-if TYPE_CHECKING:
-    from outrider.completion import Choice
-    from outrider.llm import LLM
-    from outrider.models.files.tokenizer import Tokenizer
-
 _MARK: Final = "☃ user's turn ☃"
 _PATIENCE: Final = 200
-"""So many sampled turns have to hold one prompt at least."""
+"""One in this many sampled turns must be a prompt."""
 _NEAR: Final = 4
-"""Words of the runs by which near duplicates are recognised."""
+"""Words of the runs that identify near duplicates."""
 
 
 @dataclass(frozen=True)
 class SynthesisConfig:
-    """Which prompts are made."""
+    """Options of synthetic prompts."""
 
     method = "synthesise"
     code_share: float = option(0.4, "Share of prompts about code; the others are chat.", high=1.0)
     sampled_share: float = option(
-        0.4, "Share of prompts that the target samples; the others are filled forms.", high=1.0
+        0.4, "Share of prompts that the target samples; the others are filled templates.", high=1.0
     )
     temperature: float = option(1.0, "Temperature of sampled prompts.", high=10.0)
-    top_p: float = option(0.9, "Nucleus of sampled prompts.", low=0.01, high=1.0)
-    max_tokens: int = option(160, "Longest sampled prompt, in tokens.", low=8)
-    least_words: int = option(4, "Shortest sampled prompt, in words.", low=1)
-    most_repeated: float = option(0.6, "Greatest share of a prompt's runs of words that others hold.", high=1.0)
-    abreast: int = option(64, "Prompts sampled side by side.", low=1)
-    seed: int = option(0, "Of everything that is drawn.")
+    top_p: float = option(0.9, "Top-p of sampled prompts.", low=0.01, high=1.0)
+    max_tokens: int = option(160, "Maximum tokens of a sampled prompt.", low=8)
+    least_words: int = option(4, "Minimum words of a sampled prompt.", low=1)
+    most_repeated: float = option(0.6, "Drop prompts that share more than this part with others.", high=1.0)
+    abreast: int = option(64, "Prompts sampled at once.", low=1)
+    seed: int = option(0, "Seed of the prompts.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -58,27 +56,27 @@ class SynthesisConfig:
 
 @dataclass
 class Sieve:
-    """Filters prompts: drops repeats, near duplicates and evaluation prompts, and counts them by reason."""
+    """Drops repeats, near duplicates and evaluation prompts, and counts them by reason."""
 
     config: SynthesisConfig
     held_out: EvaluationPrompts
     dropped: Counter[str] = field(default_factory=Counter)
-    """Prompts held back, by reason."""
+    """Dropped prompts, by reason."""
     _texts: set[str] = field(default_factory=set)
     _runs: set[int] = field(default_factory=set)
 
     def add(self, text: str) -> None:
-        """Remember a prompt that was taken before."""
+        """Remember an earlier prompt."""
         plain, runs = _plain(text)
         self._texts.add(plain)
         self._runs |= runs
 
     def passes(self, text: str, *, near: bool) -> bool:
-        """Whether a prompt is taken; if it is, the next one like it is not.
+        """Whether a prompt is new; if so, remember it.
 
         Args:
             text: the prompt.
-            near: hold it back also where most of it stands in other prompts.
+            near: drop near duplicates too.
         """
         plain, runs = _plain(text)
         if plain in self._texts:
@@ -104,18 +102,18 @@ def _plain(text: str) -> tuple[str, set[int]]:
 
 @dataclass(frozen=True)
 class Cell:
-    """A category of prompts: of one kind, from templates or sampled."""
+    """A category of prompts: one kind, from templates or sampled."""
 
     kind: Kind
     sampled: bool
 
     def __str__(self) -> str:
-        """A name."""
+        """Its name in files and messages."""
         return f"{self.kind}, {'sampled' if self.sampled else 'filled'}"
 
 
 def shares(count: int, config: SynthesisConfig) -> dict[Cell, int]:
-    """How many of so many prompts each part has; with one prompt more, one part has one more and the others as many."""
+    """The number of prompts of each category; one more prompt adds one to a single category."""
     code = round(count * config.code_share)
     totals: dict[Kind, int] = {"chat": count - code, "code": code}
     sampled = {kind: round(total * config.sampled_share) for kind, total in totals.items()}
@@ -124,18 +122,18 @@ def shares(count: int, config: SynthesisConfig) -> dict[Cell, int]:
 
 
 class Synthesis:
-    """Makes prompts one after another, in an order that mixes all kinds.
+    """Makes prompts one after another, mixing all categories.
 
-    Each is a function of the config and of those before it, so that more of them begin with the same ones: the texts
-    that a part of the prompts tries are numbered, and what number ``n`` holds depends on ``n`` and the seed alone.
+    A prompt depends on the config and on earlier prompts, so a longer list starts with the shorter one: the texts that
+    a category tries are numbered, and text ``n`` depends on ``n`` and the seed alone.
 
     Args:
-        llm: the target, with a chat template where prompts are to be sampled.
-        config: which prompts.
-        before: the prompts that were made so far, in their order.
-        tried: how many texts each part has tried for them, by its name.
-        held_out: evaluation prompts; None takes those that come with Outrider.
-        tell: called with how many turns the target has written, whenever one has ended.
+        llm: the target; it needs a chat template to sample prompts.
+        config: options of the prompts.
+        before: earlier prompts, in order.
+        tried: the number of texts that each category tried for them, by name.
+        held_out: evaluation prompts; None takes :func:`~outrider.train.data.decontaminate.evaluation_prompts`.
+        tell: called with the number of sampled turns after each.
     """
 
     def __init__(
@@ -153,21 +151,21 @@ class Synthesis:
         self.made = list(before)
         """Every prompt so far."""
         self.tried = Counter(tried or {})
-        """Texts that each part has tried, by its name."""
+        """Texts that each category has tried, by name."""
         for prompt in self.made:
             for text in prompt.parts:
                 self._sieve.add(text)
 
     @property
     def dropped(self) -> Counter[str]:
-        """How many texts were dropped, by reason."""
+        """The number of dropped texts, by reason."""
         return self._sieve.dropped
 
     def up_to(self, count: int) -> Generator[TrainingPrompt, None, None]:
-        """Make prompts until there are so many; each is in ``made`` when it is handed out.
+        """Make and yield prompts until there are ``count``; each is in ``made`` already.
 
         Raises:
-            ModelError: the target has no chat template that prompts could be sampled from.
+            ModelError: the target has no chat template to sample prompts with.
             ConfigError: there are not so many different prompts.
         """
         wanted = shares(count, self._config)
@@ -179,7 +177,7 @@ class Synthesis:
                 yield self.made[-1]
 
     def _next(self, cell: Cell, done: int, wanted: int, sampler: _Sampler) -> str:
-        """The next text of a part that passes the sieve."""
+        """The next text of a category that passes the sieve."""
         name, most = str(cell), 20 * wanted + 1000
         while self.tried[name] < most:
             number = self.tried[name]
@@ -188,16 +186,14 @@ class Synthesis:
             if text is not None and self._sieve.passes(text, near=cell.sampled):
                 sampler.taken(cell)
                 return text
-        raise ConfigError(
-            f"of {most} {cell.kind} prompts only {done} differed, and {wanted} were asked for; ask for fewer"
-        )
+        raise ConfigError(f"only {done} of {most} {cell.kind} prompts differ, and {wanted} are needed; ask for fewer")
 
     def _filled(self, cell: Cell, number: int) -> str:
         return templates().question(cell.kind, random.Random(f"{self._config.seed} {cell} {number}"))
 
 
 class _Sampler:
-    """User's turns as the target writes them, many decoded side by side and handed out by their numbers."""
+    """Samples user's turns, many at once, and returns them by number."""
 
     def __init__(
         self,
@@ -220,16 +216,16 @@ class _Sampler:
         self._stream = Driver(llm.engine, threaded=False).completed(self._jobs(), self._config.abreast)
 
     def close(self) -> None:
-        """End the turns that nobody waits for any more."""
+        """Stop all turns that are still being decoded."""
         self._stream.close()
 
     def taken(self, cell: Cell) -> None:
-        """Count a prompt of a part that was taken: fewer of it are wanted."""
+        """Count a prompt of a category."""
         if cell.sampled:
             self._left[cell] -= 1
 
     def text(self, kind: Kind, number: int) -> str | None:
-        """One turn, or None where it is no prompt.
+        """One turn; None if it is not a prompt.
 
         Raises:
             ModelError: hardly any turn is a prompt.
@@ -246,7 +242,7 @@ class _Sampler:
         reason = _unfit(choice.text.strip(), choice.finish_reason, config)
         if self._seen >= _PATIENCE and self._fit < self._seen / _PATIENCE:
             raise ModelError(
-                f"of {self._seen} user's turns that {self._name} sampled only {self._fit} are prompts "
+                f"only {self._fit} of {self._seen} user's turns that {self._name} sampled are prompts "
                 f"({in_words(self._sieve.dropped)}); give prompts in a file, or set --prompt-sampled-share 0"
             )
         self._seen += 1
@@ -257,7 +253,7 @@ class _Sampler:
         return choice.text.strip()
 
     def _jobs(self) -> Iterator[tuple[tuple[Kind, int], RequestSpec]]:
-        """Turns to be decoded: the next of the part that has the fewest under way for those it still wants."""
+        """Turns to decode: next from the category with the fewest in progress for those it still needs."""
         config, turn = self._config, self._turn
         assert turn is not None
         while True:
@@ -282,7 +278,7 @@ def in_words(dropped: Mapping[str, int]) -> str:
 
 
 def _unfit(text: str, finish: FinishReason, config: SynthesisConfig) -> str | None:
-    """Why a sampled text is no prompt, or None."""
+    """Why a sampled text is not a prompt; None if it is one."""
     listed = words(text)
     if finish is not FinishReason.STOP:
         return "never ended"
@@ -295,14 +291,14 @@ def _unfit(text: str, finish: FinishReason, config: SynthesisConfig) -> str | No
 
 @dataclass(frozen=True)
 class UserTurn:
-    """How a chat template frames what the user says."""
+    """How a chat template frames a user's turn."""
 
     tokenizer: Tokenizer
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
 
     def opening(self, system: str) -> list[int]:
-        """Token ids of a conversation up to where the user begins."""
+        """Token ids of a conversation up to the user's turn."""
         return self.tokenizer.encode(_around(self.tokenizer, system)[0], add_special_tokens=False)
 
 
@@ -310,19 +306,19 @@ def user_turn(tokenizer: Tokenizer) -> UserTurn:
     """Read a chat template.
 
     Raises:
-        ModelError: the template says nothing after the user's turn, or changes what the user says.
+        ModelError: the template writes nothing after the user's turn, or changes it.
     """
     after = _around(tokenizer, "You are a helpful assistant.")[1]
     ids = tokenizer.encode(after, add_special_tokens=False)
     if ids and ids[0] in tokenizer.special_ids:
         return UserTurn(tokenizer, (), (ids[0],))
     if not after.strip():
-        raise ModelError(f"{tokenizer.name}: its chat template does not end a user's turn, so none can be sampled")
+        raise ModelError(f"{tokenizer.name}: the chat template does not end a user's turn, so none can be sampled")
     return UserTurn(tokenizer, (after.strip().split("\n")[0],), ())
 
 
 def _around(tokenizer: Tokenizer, system: str) -> tuple[str, str]:
-    """What a chat template writes before and after a user's turn; a system message it refuses is left out."""
+    """The text of a chat template before and after a user's turn; without the system message if it is refused."""
     user = {"role": "user", "content": _MARK}
     try:
         text = tokenizer.apply_chat_template([{"role": "system", "content": system}, user])
@@ -330,5 +326,5 @@ def _around(tokenizer: Tokenizer, system: str) -> tuple[str, str]:
         text = tokenizer.apply_chat_template([user])
     before, mark, after = text.partition(_MARK)
     if not mark:
-        raise ModelError(f"{tokenizer.name}: its chat template changes what the user says, so no turn can be sampled")
+        raise ModelError(f"{tokenizer.name}: the chat template changes a user's turn, so none can be sampled")
     return before, after

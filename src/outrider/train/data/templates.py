@@ -1,8 +1,8 @@
-"""Question templates filled with words: diverse prompts even for a target too small to think of its own.
+"""Question templates filled with words, for diverse prompts even with a small target.
 
-The data is ``templates.json``.  In a form, ``{name}`` is an entry of the list of that name, which may hold more names;
-``{name}`` again is the same entry, ``{name2}`` another one.  An entry of several parts, divided by ``" :: "``, is named
-``{name.0}``, ``{name.1}`` and so on; ``{Name}`` begins with a capital; ``{3..9}`` is a number from 3 to 9.
+The data is ``templates.json``.  In a template, ``{name}`` is an entry of the list of that name, which may contain more
+names; a second ``{name}`` is the same entry, ``{name2}`` another one.  ``{name.0}``, ``{name.1}`` are the parts of an
+entry, which ``" :: "`` separates; ``{Name}`` starts with a capital; ``{3..9}`` is a number from 3 to 9.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _DIVIDER: Final = " :: "
 
 @dataclass(frozen=True)
 class PromptTemplates:
-    """Forms of questions and the words to fill them with."""
+    """Templates of questions and the words to fill them with."""
 
     families: Sequence[Mapping[str, Any]]
-    """Each with its kind, its weight and its forms."""
+    """Each with its kind, weight and templates."""
     systems: Mapping[Kind, Sequence[str]]
-    """Instructions under which a target is asked to think of a question of its own."""
+    """System messages for sampling a question."""
     lists: Mapping[str, Sequence[str]]
 
     def question(self, kind: Kind, dice: random.Random) -> str:
@@ -38,7 +38,7 @@ class PromptTemplates:
         return self._fill(dice.choice(dice.choices(families, weights)[0]["forms"]), dice)
 
     def system(self, kind: Kind, dice: random.Random) -> str:
-        """One instruction that makes a target think of questions of a kind."""
+        """One system message for sampling questions of a kind."""
         return self._fill(dice.choice(self.systems[kind]), dice)
 
     def _fill(self, form: str, dice: random.Random) -> str:
@@ -47,13 +47,13 @@ class PromptTemplates:
 
 @lru_cache
 def templates() -> PromptTemplates:
-    """The forms and words that come with Outrider."""
+    """The built-in templates and words."""
     return PromptTemplates(**json.loads((files("outrider.train.data") / "templates.json").read_text(encoding="utf-8")))
 
 
 @dataclass
 class _Filling:
-    """The entries one form has been given so far."""
+    """The entries chosen for one template so far."""
 
     lists: Mapping[str, Sequence[str]]
     dice: random.Random

@@ -1,1 +1,1 @@
-"""How good a head is on texts it was not trained on."""
+"""Evaluates a head on held-out texts."""

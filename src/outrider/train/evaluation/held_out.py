@@ -1,4 +1,4 @@
-"""Held-out evaluation: what a head would have accepted on texts it was not trained on."""
+"""Held-out evaluation: the acceptance of a head's drafts on texts it was not trained on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.train.recipes.base import Acceptance, Recipe, best_tokens
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Held-out acceptance after so many tokens."""
+    """Held-out acceptance at one point of a training."""
 
     step: int
     tokens: int
@@ -28,13 +28,13 @@ class Evaluation:
     tested: tuple[int, ...]
     """By depth."""
     accepted_by_text: tuple[tuple[int, ...], ...] = ()
-    """By text and depth; none where an older state did not say."""
+    """By text and depth; empty in a state of an earlier version."""
     tested_by_text: tuple[tuple[int, ...], ...] = ()
     """By text and depth."""
 
     @classmethod
     def of(cls, step: int, tokens: int, acceptance: Acceptance) -> Evaluation:
-        """The acceptance after so many steps and tokens."""
+        """The evaluation of an acceptance."""
         totals = (tuple(acceptance.accepted.tolist()), tuple(acceptance.tested.tolist()))
         by_text = (acceptance.accepted_by_text.tolist(), acceptance.tested_by_text.tolist())
         return cls(
@@ -43,31 +43,31 @@ class Evaluation:
 
     @property
     def texts(self) -> int:
-        """How many held-out texts there were."""
+        """The number of held-out texts."""
         return len(self.accepted_by_text)
 
     @property
     def rates(self) -> list[float]:
-        """Acceptance by position."""
+        """α by position."""
         return [a / max(1, t) for a, t in zip(self.accepted, self.tested, strict=True)]
 
     @cached_property
     def counts(self) -> Counts:
-        """The counts its intervals are computed from."""
+        """The counts for intervals."""
         return Counts.of(self.accepted_by_text, self.tested_by_text)
 
     @cached_property
     def length_interval(self) -> Interval | None:
-        """Confidence interval of τ; None of too few texts."""
+        """The confidence interval of τ; None with too few texts."""
         return length_interval(self.counts)
 
     @cached_property
     def rate_intervals(self) -> list[Interval] | None:
-        """Confidence interval of α at each position; None of too few texts."""
+        """The confidence interval of α at each position; None with too few texts."""
         return rate_intervals(self.counts)
 
     def summary(self) -> dict[str, Any]:
-        """For JSON."""
+        """The evaluation as a JSON object."""
         ends = self.length_interval
         return {
             "step": self.step,
@@ -85,13 +85,13 @@ class Evaluation:
 
 
 def with_best_tokens(batches: Sequence[Batch], teacher: Teacher) -> list[Batch]:
-    """Held-out batches with the target's most probable token of every row, which is then computed only once."""
+    """Batches with the target's most probable token of every row, so that it is computed only once."""
     return [replace(batch, best=best_tokens(batch, teacher)) for batch in batches]
 
 
 @torch.no_grad()
 def evaluate(recipe: Recipe, head: Any, batches: Sequence[Batch], teacher: Teacher) -> Acceptance:
-    """Held-out acceptance of a head, all batches together."""
+    """Held-out acceptance of a head over all batches."""
     return sum(
         (recipe.acceptance(head, batch, teacher) for batch in batches[1:]), recipe.acceptance(head, batches[0], teacher)
     )

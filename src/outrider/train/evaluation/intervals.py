@@ -1,8 +1,8 @@
-"""Confidence intervals over held-out texts: 95 % intervals of τ, of α and of what training has changed.
+"""95 % confidence intervals over held-out texts: of τ, of α, and of the change between two evaluations.
 
-Texts are drawn anew with all their counts (bootstrap); figures of two evaluations are compared on the same draws.  Few
-texts spread less than what they come from, so the ends are taken further out: Hesterberg 2015, "What Teachers Should
-Know About the Bootstrap", §4.4 (expanded percentiles).
+The bootstrap resamples texts with their counts; two evaluations are compared on the same resamples.  Few texts vary
+less than their population, so percentiles are expanded: Hesterberg 2015, "What Teachers Should Know About the
+Bootstrap", §4.4.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import numpy as np
 
 LEVEL: Final = 0.95
 LEAST_TEXTS: Final = 4
-"""Fewer texts say nothing about others."""
+"""Fewest texts for an interval."""
 _RESAMPLES: Final = 2000
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure, and where it lies for 95 of 100 draws of texts."""
+    """A figure with the ends of its 95 % interval."""
 
     value: float
     low: float
     high: float
 
     def __str__(self) -> str:
-        """The ends alone."""
+        """The ends."""
         return f"{self.low:.2f} to {self.high:.2f}"
 
     @property
@@ -42,7 +42,7 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """Guesses accepted and tested, of each held-out text and depth."""
+    """Accepted and tested guesses of each held-out text and depth."""
 
     accepted: np.ndarray
     """[texts, depths]"""
@@ -51,26 +51,26 @@ class Counts:
 
     @classmethod
     def of(cls, accepted: Sequence[Sequence[int]], tested: Sequence[Sequence[int]]) -> Counts:
-        """Counts of lists."""
+        """Counts from lists [texts][depths]."""
         return cls(np.array(accepted, dtype=np.float64), np.array(tested, dtype=np.float64))
 
     @property
     def enough(self) -> bool:
-        """Whether there are texts enough for an interval."""
+        """Whether there are enough texts for an interval."""
         return len(self.accepted) >= LEAST_TEXTS
 
     def rates(self, weights: np.ndarray) -> np.ndarray:
-        """α by depth under weights of texts [..., texts]: [..., depths]."""
+        """α by depth for weights of texts [..., texts]: [..., depths]."""
         return weights @ self.accepted / np.maximum(weights @ self.tested, 1)
 
     def lengths(self, weights: np.ndarray) -> np.ndarray:
-        """τ under weights of texts [..., texts]: [...]."""
+        """τ for weights of texts [..., texts]: [...]."""
         lengths: np.ndarray = 1.0 + np.cumprod(self.rates(weights), -1).sum(-1)
         return lengths
 
 
 def length_interval(counts: Counts) -> Interval | None:
-    """τ with its interval; None of fewer than four texts."""
+    """τ with its interval; None with fewer than four texts."""
     if not counts.enough:
         return None
     return interval_of(
@@ -79,7 +79,7 @@ def length_interval(counts: Counts) -> Interval | None:
 
 
 def rate_intervals(counts: Counts) -> list[Interval] | None:
-    """α of each depth with its interval; None of fewer than four texts."""
+    """α of each depth with its interval; None with fewer than four texts."""
     if not counts.enough:
         return None
     values, drawn = counts.rates(_every(counts)), counts.rates(resamples(len(counts.accepted)))
@@ -87,7 +87,7 @@ def rate_intervals(counts: Counts) -> list[Interval] | None:
 
 
 def gain(before: Counts, after: Counts) -> Interval | None:
-    """How far τ rose between two evaluations by the same texts; None of fewer than four, or where the texts differ."""
+    """The change of τ between two evaluations; None with fewer than four texts, or if the texts differ."""
     if not before.enough or len(before.accepted) != len(after.accepted):
         return None
     every, drawn = _every(before), resamples(len(before.accepted))
@@ -99,7 +99,7 @@ def gain(before: Counts, after: Counts) -> Interval | None:
 
 
 def interval_of(value: float, drawn: np.ndarray, texts: int) -> Interval:
-    """The interval of a figure that was computed of draws of so many texts."""
+    """The interval of a figure from its values on resamples of ``texts`` texts."""
     outside = _outside(texts)
     low, high = np.quantile(drawn, [outside, 1.0 - outside])
     return Interval(float(value), float(low), float(high))
@@ -107,7 +107,7 @@ def interval_of(value: float, drawn: np.ndarray, texts: int) -> Interval:
 
 @lru_cache(maxsize=4)
 def resamples(texts: int) -> np.ndarray:
-    """How often each text is drawn in each bootstrap resample, the same in every call: [resamples, texts]."""
+    """Counts of each text in each bootstrap resample, the same in every call: [resamples, texts]."""
     dice = np.random.default_rng(0)
     return dice.multinomial(texts, np.full(texts, 1.0 / texts), _RESAMPLES).astype(np.float64)
 
@@ -117,12 +117,12 @@ def _every(counts: Counts) -> np.ndarray:
 
 
 def _outside(texts: int) -> float:
-    """The share of draws beyond each end."""
+    """The share of resamples beyond each end."""
     return NormalDist().cdf(-math.sqrt(texts / (texts - 1)) * student_t((1.0 + LEVEL) / 2, texts - 1))
 
 
 def student_t(chance: float, freedom: int) -> float:
-    """A quantile of Student's t, three degrees of freedom or more (Abramowitz and Stegun 1964, 26.7.5)."""
+    """A quantile of Student's t with at least three degrees of freedom (Abramowitz and Stegun 1964, 26.7.5)."""
     z = NormalDist().inv_cdf(chance)
     terms = (
         (z**3 + z) / 4,

@@ -1,4 +1,4 @@
-"""What a trained head is worth: accepted length, cost and speed on held-out prompts, beside no head."""
+"""The speedup of a trained drafter: accepted length, cost and speed on held-out prompts, beside untrained methods."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from outrider.bench.figures import number
+from outrider.bench.table import narrow_table
 from outrider.config import Speculation
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
@@ -18,7 +19,16 @@ from outrider.train.bars import Tick, bar
 from outrider.train.data.example import Example
 
 _BESIDE: Final = ("none", "ngram")
-"""Methods that need no training, plain decoding first."""
+"""Methods to compare with, plain decoding first."""
+_COLUMNS: Final = {
+    "τ": ("accepted_length", 2),
+    "draft ms": ("draft_ms", 2),
+    "verify ms": ("verify_ms", 2),
+    "tokens/s": ("tokens_per_s", 1),
+    "speedup": ("speedup", 2),
+    "predicted": ("predicted", 2),
+}
+"""Headings of figures, with their keys and decimals."""
 PROMPTS: Final = 12
 TOKENS: Final = 96
 TURNS: Final = 3
@@ -27,16 +37,16 @@ TURNS: Final = 3
 def measure_payoff(
     llm: LLM, arms: Mapping[str, Speculation], texts: Sequence[Example], console: Console
 ) -> list[dict[str, Any]]:
-    """Complete held-out prompts with what was trained, with n-grams and with nothing, in turns, and compare.
+    """Complete held-out prompts with the trained drafter, with n-grams and without drafts, and compare.
 
     Args:
         llm: the target, without speculation.
-        arms: what was trained, by name; see :meth:`outrider.train.products.Product.arms`.
-        texts: held-out ones; the prompts of the first are completed.
+        arms: the trained drafters, by name; see :meth:`outrider.train.products.Product.arms`.
+        texts: held-out texts; the first prompts are completed.
         console: where to print.
 
     Returns:
-        A row for each: accepted length, tokens per second, speedup, and what the costs predict.
+        A row for each method: accepted length, tokens per second, speedup, and the speedup predicted from costs.
     """
     prompts = [example.tokens[: example.answer_start] for example in texts[:PROMPTS]]
     plans = {name: Speculation(name) for name in _BESIDE} | dict(arms)
@@ -49,31 +59,30 @@ def measure_payoff(
 def compare(
     arms: Mapping[str, LLM], prompts: Sequence[Sequence[int]], tick: Tick = lambda done, figure: None
 ) -> list[dict[str, Any]]:
-    """Time arms on the same prompts, one at a time and in turns; medians of each prompt's turns are added up.
+    """Time methods on the same prompts, in turns; each prompt counts with its median.
 
     Args:
-        arms: by name; the first is what the others are compared with.
+        arms: the methods by name; the first is the baseline.
         prompts: token ids.
-        tick: called with how many prompts are done.
+        tick: called with the number of finished prompts.
     """
     params = SamplingParams(max_tokens=TOKENS)
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     rounds: dict[str, list[tuple[int, int, float, float]]] = {name: [] for name in arms}
-    for number, prompt in enumerate(prompts, 1):
+    for done, prompt in enumerate(prompts, 1):
         times: dict[str, list[float]] = {name: [] for name in arms}
         for turn in range(TURNS):
             for name, llm in arms.items():
                 llm.clear_prefix_cache()
                 begun = time.perf_counter()
-                done = llm.generate(list(prompt), params)[0]
-                times[name].append(time.perf_counter() - begun - done.seconds.prefill)
+                text = llm.generate(list(prompt), params)[0]
+                times[name].append(time.perf_counter() - begun - text.seconds.prefill)
                 if not turn:
-                    tokens = len(done.token_ids)
-                    stats, taken = done.speculation, done.seconds
-                    rounds[name].append((tokens - 1, stats.rounds, taken.draft, taken.verify))
+                    stats, taken = text.speculation, text.seconds
+                    rounds[name].append((len(text.token_ids) - 1, stats.rounds, taken.draft, taken.verify))
         for name, turns in times.items():
             seconds[name].append(statistics.median(turns))
-        tick(number, "")
+        tick(done, "")
     plain, rows = sum(seconds[next(iter(arms))]), []
     for name in arms:
         tokens, count, draft, verify = (sum(column) for column in zip(*rounds[name], strict=True))
@@ -94,18 +103,7 @@ def compare(
 
 
 def _table(rows: Sequence[Mapping[str, Any]], prompts: int) -> Table:
-    table = Table(title=f"{prompts} held-out prompts, greedy", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("method")
-    for heading in ("τ", "draft ms", "verify ms", "tokens/s", "speedup", "predicted"):
-        table.add_column(heading, justify="right")
+    table = narrow_table(f"{prompts} held-out prompts, greedy", ("method", *_COLUMNS))
     for row in rows:
-        table.add_row(
-            row["method"],
-            f"{row['accepted_length']:.2f}",
-            f"{row['draft_ms']:.2f}",
-            f"{row['verify_ms']:.2f}",
-            f"{row['tokens_per_s']:.1f}",
-            f"{row['speedup']:.2f}",
-            f"{row['predicted']:.2f}",
-        )
+        table.add_row(row["method"], *(number(row[key], digits) for key, digits in _COLUMNS.values()))
     return table

@@ -1,4 +1,4 @@
-"""Padded batches of captured texts, in an order that a seed fixes and a position resumes."""
+"""Padded batches of captured texts, in a seeded order that can resume at a position."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from outrider.errors import ConfigError
 from outrider.train.features.buffer import Captured
 
 _POOL: Final = 16
-"""Texts of about equal length are put together among so many batches' worth: less padding, still a mixed order."""
+"""Texts for this many batches are sorted by length, which saves padding and keeps the order mixed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Texts of one step, padded to the longest: ``B`` texts of ``T`` positions.
 
-    Words: row t is what the target computed of the text up to token t, so its next token is t + 1.
+    Row t is what the target computes after token t, so its next token is t + 1.
     """
 
     tokens: torch.Tensor
-    """int64 [B, T]; past a text's end they mean nothing."""
+    """int64 [B, T]; undefined past a text's end."""
     mask: torch.Tensor
-    """bool [B, T]: rows that count, those whose next token is part of the answer."""
+    """bool [B, T]: rows that count, because their next token is part of the answer."""
     features: Mapping[int, torch.Tensor]
     """fp32 [B, T, width] of each layer, zero past a text's end; layer i is the output of block i."""
     lengths: torch.Tensor
     """int64 [B]: tokens of each text."""
     seed: int = 0
-    """Whatever a recipe draws for this batch it draws from a generator seeded with this."""
+    """Seed of everything that a recipe draws for this batch."""
     best: torch.Tensor | None = None
-    """int64 [B, T]: the target's most probable next token of every row, where it has been computed already."""
+    """int64 [B, T]: the target's most probable next token of every row, if already computed."""
 
     @property
     def final(self) -> torch.Tensor:
@@ -42,11 +42,11 @@ class Batch:
         return self.features[max(self.features)]
 
     def following(self, by: int) -> torch.Tensor:
-        """The token ``by`` places after each row's own: int64 [B, T], 0 where the batch ends."""
+        """The token ``by`` places after each row's own: int64 [B, T], 0 past the end."""
         return shifted(self.tokens, by)
 
     def generator(self) -> torch.Generator:
-        """A fresh generator under the batch's seed."""
+        """A new generator with the batch's seed."""
         return torch.Generator().manual_seed(self.seed)
 
     def to(self, device: torch.device) -> Batch:
@@ -62,7 +62,7 @@ class Batch:
 
 
 def shifted(values: torch.Tensor, by: int) -> torch.Tensor:
-    """Values [B, T] moved ``by`` columns to the front; what falls in at the end is zero (False)."""
+    """Values [B, T] shifted left by ``by`` columns, filled with zeros (False)."""
     moved = torch.zeros_like(values)
     if by < values.shape[1]:
         moved[:, : values.shape[1] - by] = values[:, by:]
@@ -74,22 +74,22 @@ class BatchShape:
     """How texts become batches."""
 
     layers: tuple[int, ...]
-    """Layers whose rows a batch carries; the highest is the final one."""
+    """Layers whose rows a batch contains; the highest is the final one."""
     rows: int = 2048
-    """Most positions of a batch, padding included; a longer text is a batch of its own."""
+    """Most positions of a batch, with padding; a longer text is a batch of its own."""
     max_length: int = 2048
-    """Longer texts are cut here."""
+    """Longer texts are cut to this length."""
 
     def learnable(self, text: Captured) -> bool:
-        """Whether a row of the text counts once it is cut."""
+        """Whether a row of the cut text counts."""
         return 0 < text.answer_start < min(len(text.tokens), self.max_length)
 
     def length(self, text: Captured) -> int:
-        """Tokens of the text once it is cut."""
+        """Tokens of the cut text."""
         return min(len(text.tokens), self.max_length)
 
     def group(self, texts: Sequence[Captured]) -> Iterator[list[Captured]]:
-        """Texts in batches, in the order given."""
+        """Split texts into batches, in order."""
         group: list[Captured] = []
         longest = 0
         for text in texts:
@@ -102,7 +102,7 @@ class BatchShape:
             yield group
 
     def pad(self, texts: Sequence[Captured], seed: int = 0) -> Batch:
-        """One batch of texts, in fp32."""
+        """Make one fp32 batch of texts."""
         lengths = torch.tensor([self.length(text) for text in texts])
         longest = int(lengths.max())
         tokens = torch.zeros(len(texts), longest, dtype=torch.int64)
@@ -126,16 +126,16 @@ class Shards(Protocol):
     """Captured texts in pieces that fit into memory."""
 
     def __len__(self) -> int:
-        """Pieces there are."""
+        """The number of pieces."""
         ...
 
     def read(self, shard: int) -> Sequence[Captured]:
-        """The texts of one piece."""
+        """Read the texts of one piece."""
         ...
 
 
 class Position(NamedTuple):
-    """A place in the endless order of batches: the next batch to come."""
+    """The next batch in the endless order of batches."""
 
     epoch: int = 0
     window: int = 0
@@ -143,15 +143,15 @@ class Position(NamedTuple):
 
 
 class Batches:
-    """Batches without end, from a position that can be kept and returned to: every text of some shards once per epoch.
+    """Endless batches, with every text once per epoch, from a position that can be saved and restored.
 
     An epoch's shards are shuffled and read ``window`` at a time; texts are shuffled within a window.  So memory holds
-    one window, and a place is found again by reading one.
+    one window, and restoring a position reads one.
     """
 
     def __init__(self, shards: Shards, shape: BatchShape, *, seed: int, window: int = 4) -> None:
         self.position = Position()
-        """Where the next batch is read; may be set to a position it once had."""
+        """The next batch to read; may be set to an earlier value."""
         self._shards, self._shape, self._seed, self._window = shards, shape, seed, window
         self._groups: list[list[Captured]] = []
         self._read: tuple[int, int] | None = None
@@ -171,9 +171,9 @@ class Batches:
         return self._shape.pad(self._groups[after - 1], seed)
 
     def skip(self) -> None:
-        """Pass over a batch, which another worker takes."""
+        """Skip a batch, which another worker takes."""
         barren = 0
-        while barren < 2:  # an epoch may end with nothing, but not begin and end so
+        while barren < 2:  # one end of an epoch is fine; two without a batch between mean that there is none
             epoch, window, index = self.position
             if self._read != (epoch, window):
                 self._groups, self._read = [], None  # one window at a time
@@ -187,11 +187,11 @@ class Batches:
                 return
             self.position = Position(epoch, window + 1)
         raise ConfigError(
-            f"there is nothing to train on: no text has an answer that begins before token {self._shape.max_length}"
+            f"there is nothing to train on: no text has an answer that starts before token {self._shape.max_length}"
         )
 
     def _texts(self, epoch: int, window: int) -> Sequence[Captured] | None:
-        """The texts of a window, or None past an epoch's last."""
+        """The texts of a window; None past an epoch's last."""
         order = list(range(len(self._shards)))
         self._draw("shards", epoch).shuffle(order)
         mine = order[window * self._window : (window + 1) * self._window]
@@ -210,7 +210,7 @@ class Batches:
 
 
 def _evened(texts: list[Captured], shape: BatchShape) -> Iterator[list[Captured]]:
-    """Groups of about equally long texts; which texts stand near each other is left to the order given."""
+    """Split texts into batches of about equal lengths, pool by pool."""
     pool: list[Captured] = []
     held = 0
     for text in texts:
@@ -226,9 +226,9 @@ def held_out_batches(texts: Iterable[Captured], shape: BatchShape) -> list[Batch
     """Batches of held-out texts, the same each time.
 
     Raises:
-        ConfigError: no text has an answer to be judged on.
+        ConfigError: no text has an answer.
     """
     learnable = sorted((text for text in texts if shape.learnable(text)), key=shape.length)
     if not learnable:
-        raise ConfigError("there are no held-out texts with an answer, so nothing can be judged")
+        raise ConfigError("no held-out text has an answer, so the head cannot be evaluated; give more prompts")
     return [shape.pad(group, seed) for seed, group in enumerate(shape.group(learnable))]

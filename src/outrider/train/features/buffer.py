@@ -1,8 +1,8 @@
-"""Captured hidden rows on disk: as many bytes as are allowed, never half a shard.
+"""Captured hidden rows on disk, up to a number of bytes.
 
-A folder of safetensors shards and an index of their sizes, checksums and texts.  A shard is
-written beside its place, then moved there, then entered in the index, so that a sudden end loses only what was still in
-memory.  Texts are read in the order of their keys, whichever shards they lie in.
+A folder of safetensors shards, and an index of their sizes, checksums and texts.  A shard is written under another
+name, renamed, and then added to the index, so an interruption loses only what was still in memory.  Texts are read in
+the order of their keys, not of their shards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHARD_BYTES: Final = 1 << 26
 _VERSION: Final = 1
 _INDEX: Final = "index.json"
 _LEFTOVERS: Final = "*.part*"
-"""What a sudden end leaves of a file that was being written, in older versions too."""
+"""Unfinished files of an interruption, of earlier versions too."""
 _HALF: Final = torch.finfo(torch.float16)
 _CHUNK: Final = 1 << 22
 _log: Final = logging.getLogger("outrider")
@@ -36,17 +36,17 @@ _log: Final = logging.getLogger("outrider")
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """A text with the hidden rows the target computed of it."""
+    """A text with the target's hidden rows."""
 
     tokens: torch.Tensor
     """int64 [T]"""
     answer_start: int
     features: Mapping[int, torch.Tensor]
-    """fp16 [T, width] of each layer; layer i is the output of block i, the highest the rows the LM head reads."""
+    """fp16 [T, width] of each layer; layer i is the output of block i, the highest the input of the LM head."""
 
     @classmethod
     def of(cls, example: Example, features: Mapping[int, torch.Tensor]) -> Captured:
-        """What the buffer would give back of a text."""
+        """A text in the precision of the buffer."""
         tokens = torch.tensor(example.tokens, dtype=torch.int64)
         return cls(tokens, example.answer_start, {layer: halves(layer, rows) for layer, rows in features.items()})
 
@@ -61,7 +61,7 @@ class _StoredText(NamedTuple):
 
 @dataclass(frozen=True)
 class _Shard:
-    """What the index knows of one file."""
+    """One file in the index."""
 
     name: str
     size: int
@@ -77,18 +77,18 @@ class _Shard:
 
 
 class FeatureBuffer:
-    """Texts and their hidden rows in a folder, which may have been begun before.
+    """Texts and their hidden rows in a folder, which may hold some already.
 
     Args:
-        folder: made where it is missing.
-        layers: which hidden rows; the highest are those after the final norm.
-        width: of a row.
-        limit_bytes: most bytes that rows may take.
-        target: name of the model they are of.
+        folder: created if missing.
+        layers: layers of the hidden rows; the highest is after the final norm.
+        width: width of a row.
+        limit_bytes: most bytes of rows.
+        target: name of the model.
         shard_bytes: size of one file.
 
     Raises:
-        ConfigError: the folder holds other layers, widths or another target's rows, or cannot be used.
+        ConfigError: the folder has rows of other layers or another target, or cannot be used.
     """
 
     def __init__(
@@ -123,39 +123,39 @@ class FeatureBuffer:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all rows, those still in memory included; a shard's header, some hundred bytes, is not counted."""
+        """Bytes of all rows, also those still in memory, without the shards' headers."""
         written = sum(text.length for shard in self._shards for text in shard.texts)
         return written * self.row_bytes + self._pending_bytes
 
     def has_room(self, example: Example) -> bool:
-        """Whether a text still fits."""
+        """Whether a text fits."""
         return self.bytes + len(example.tokens) * self.row_bytes <= self.limit_bytes
 
     def append(self, example: Example, features: Mapping[int, torch.Tensor]) -> None:
-        """Take a text in; it is safe from a sudden end once its shard is full or :meth:`flush` was called.
+        """Add a text; it is on disk once its shard is full or :meth:`flush` was called.
 
         Args:
             example: the text.
             features: [tokens, width] of each layer.
 
         Raises:
-            ConfigError: there is no room, in the buffer or on the disk.
-            NumericsError: a row holds something that is no number.
+            ConfigError: the buffer or the disk is full.
+            NumericsError: a row contains NaN.
         """
         if not self.has_room(example):
             raise ConfigError(
-                f"the feature buffer {self.folder} is full: it holds {self.bytes} bytes, and {self.limit_bytes} are "
-                "allowed; allow more, capture fewer layers, or train on fewer texts"
+                f"the feature buffer {self.folder} is full: it has {self.bytes} of {self.limit_bytes} bytes; allow "
+                "more, capture fewer layers, or train on fewer texts"
             )
         self._pending.append((example, Captured.of(example, {layer: features[layer] for layer in self.layers})))
         if self._pending_bytes >= self._shard_bytes:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is still in memory.
+        """Write the texts that are still in memory.
 
         Raises:
-            ConfigError: the disk is full or cannot be written; what was written before stays.
+            ConfigError: the disk is full or cannot be written; earlier texts stay.
         """
         if not self._pending:
             return
@@ -169,7 +169,7 @@ class FeatureBuffer:
             raise ConfigError(
                 f"the feature buffer {self.folder} cannot be written ({error.strerror or error}); free "
                 f"{len(packed) / 2**20:.0f} MiB or more there, or name a folder on another disk, and run the same "
-                "command again: what was captured so far is kept"
+                "command again, which keeps the rows so far"
             ) from error
         self._shards.append(shard)
         self._checked.add(shard.name)
@@ -177,15 +177,11 @@ class FeatureBuffer:
         self._forget()
 
     def check(self) -> list[str]:
-        """Read every shard once and give up the damaged ones, whose texts are then missing and captured again.
-
-        Returns:
-            The names of the damaged shards.
-        """
+        """Read every shard once, drop the damaged ones, and return their names."""
         return self._drop(lambda shard: None if shard.name in self._checked else self._damage(shard))
 
     def clear(self) -> None:
-        """Make room: forget every text."""
+        """Remove every text."""
         self._pending.clear()
         gone = self._shards
         self._shards = []
@@ -218,7 +214,7 @@ class FeatureBuffer:
         )
 
     def text(self, example: Example) -> Captured | None:
-        """A written text, or None where the buffer lacks it.
+        """A written text; None if it is not in the buffer.
 
         Raises:
             ConfigError: its shard is damaged.
@@ -244,7 +240,7 @@ class FeatureBuffer:
 
     @property
     def keys(self) -> frozenset[str]:
-        """Keys of all texts, those still in memory included."""
+        """Keys of all texts, also those still in memory."""
         return self._written.union(example.key for example, _ in self._pending)
 
     @cached_property
@@ -256,7 +252,7 @@ class FeatureBuffer:
         return {}
 
     def _forget(self) -> None:
-        """Let go of everything that was made from the list of shards."""
+        """Clear everything cached from the list of shards."""
         for name in ("_places", "_numbers", "_written", "_open_files"):
             self.__dict__.pop(name, None)
 
@@ -278,8 +274,8 @@ class FeatureBuffer:
             reason = None if shard.name in self._checked else self._damage(shard)
             if reason is not None:
                 raise ConfigError(
-                    f"the shard {self.folder / shard.name} is damaged: {reason}; run the same command again, which "
-                    "captures its texts anew"
+                    f"the shard {self.folder / shard.name} is damaged: {reason}; run the same command again to compute "
+                    "its rows again"
                 )
             self._open_files[shard.name] = safe_open(self.folder / shard.name, "pt")
         return self._open_files[shard.name]
@@ -290,7 +286,7 @@ class FeatureBuffer:
         return None if size == shard.size else f"it has {size} bytes and should have {shard.size}"
 
     def _damage(self, shard: _Shard) -> str | None:
-        """What is wrong with a shard, or None."""
+        """What is wrong with a shard; None if nothing is."""
         if (reason := self._wrong_size(shard)) is not None:
             return reason
         try:
@@ -328,8 +324,8 @@ class FeatureBuffer:
         for name, wanted in self._facts.items():
             if value.get(name) != wanted:
                 raise ConfigError(
-                    f"the feature buffer {self.folder} was made with {name} {value.get(name)!r}, and now it is "
-                    f"{wanted!r}; name another folder, or delete this one"
+                    f"the feature buffer {self.folder} was made with {name} {value.get(name)!r}, not {wanted!r}; name "
+                    "another folder, or delete this one"
                 )
         return shards
 
@@ -339,19 +335,19 @@ class FeatureBuffer:
 
 
 def row_bytes(width: int, layers: Sequence[int]) -> int:
-    """Bytes of one token: its id and a row of each layer."""
+    """Bytes of one token: its id, and a row of each layer."""
     return 4 + 2 * width * len(layers)
 
 
 def halves(layer: int, rows: torch.Tensor) -> torch.Tensor:
-    """Rows in fp16 on the CPU; what is beyond its range becomes its greatest number.
+    """Rows as fp16 on the CPU, clamped to its range.
 
     Raises:
-        NumericsError: a row holds something that is no number.
+        NumericsError: a row contains NaN.
     """
     half = rows.detach().clamp(_HALF.min, _HALF.max).to("cpu", torch.float16)
     if torch.isnan(half).any():
-        raise NumericsError(f"the target's hidden rows of layer {layer} are not numbers, so nothing can be learned")
+        raise NumericsError(f"the target's hidden rows of layer {layer} contain NaN, so nothing can be learned")
     return half
 
 

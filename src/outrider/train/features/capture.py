@@ -1,4 +1,4 @@
-"""Hidden rows of texts, by the forward pass that serves them: several texts a pass, long ones in pieces."""
+"""Computes hidden rows of texts with the engine's own forward pass."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
+from rich.console import Console
 
 from outrider.config import SchedulerConfig, Speculation
 from outrider.drafters.base import Committed
@@ -17,6 +18,7 @@ from outrider.engine.build import build_engine
 from outrider.engine.driver import Driver
 from outrider.errors import ConfigError, NumericsError
 from outrider.kv.pool import KVPool
+from outrider.models.base import TargetModel
 from outrider.sampling.params import SamplingParams
 from outrider.train.bars import bar
 from outrider.train.data.example import Example
@@ -24,39 +26,30 @@ from outrider.train.features.buffer import FeatureBuffer
 from outrider.train.features.recording import Recording, RowWatcher
 from outrider.verify import make_verifier
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from outrider.models.base import TargetModel
-
 PASS_ROWS: Final = 512
-"""Rows of one pass: enough to use every core well."""
+"""Rows of one pass."""
 _PAGE: Final = 16
 _NO_ANSWER: Final = SamplingParams(max_tokens=0)
 
 
 @dataclass(frozen=True)
 class CaptureReport:
-    """What a run of captures came to."""
+    """The result of :func:`capture`."""
 
     texts: int
     rows: int
     left: int
-    """Texts for which the buffer had no room."""
+    """Texts that did not fit into the buffer."""
     seconds: float
 
     def __str__(self) -> str:
-        made = (
-            f"{self.texts:,} computed now, {self.rows:,} rows in {self.seconds:.0f} s"
-            if self.texts
-            else "0 computed now"
-        )
-        room = f"; {self.left:,} for which --buffer-gb has no room are computed when they are read" if self.left else ""
-        return f"{made}{room}"
+        made = f", {self.rows:,} rows in {self.seconds:.0f} s" if self.texts else ""
+        room = f"; {self.left:,} do not fit into --buffer-gb and are computed when they are read" if self.left else ""
+        return f"{self.texts:,} computed now{made}{room}"
 
 
 def captured_layers(target: TargetModel, layers: Sequence[int]) -> tuple[int, ...]:
-    """The layers to capture for a head that reads some: those, and the rows after the final norm, the teacher's.
+    """The layers to capture for a head: those that it reads, and the final rows for the teacher.
 
     Raises:
         ConfigError: the target has no such layer.
@@ -64,7 +57,7 @@ def captured_layers(target: TargetModel, layers: Sequence[int]) -> tuple[int, ..
     wrong = [layer for layer in layers if not 0 <= layer <= target.layers]
     if wrong:
         raise ConfigError(
-            f"hidden rows of layers {wrong} were asked for, but the target has layers 0 to {target.layers}"
+            f"the target has layers 0 to {target.layers}, so hidden rows of layers {wrong} cannot be captured"
         )
     return tuple(sorted({*layers, target.layers}))
 
@@ -77,23 +70,23 @@ def capture(
     *,
     console: Console | None = None,
 ) -> CaptureReport:
-    """Capture the texts that a buffer does not hold yet, as far as it has room.
+    """Capture the texts that are missing in a buffer, as far as they fit.
 
     Args:
         target: the model.
         examples: the texts.
-        layers: which hidden rows, beside those after the final norm.
-        buffer: where they go; shards of it that are found damaged are captured again.
-        console: where a progress bar with rows per second goes.
+        layers: layers to capture, in addition to the final rows.
+        buffer: stores the rows; damaged shards are captured again.
+        console: where to show a progress bar.
 
     Raises:
-        ConfigError: the buffer is of other layers, a text is longer than the context, or the disk is full.
-        NumericsError: a hidden row is not a number.
+        ConfigError: the buffer has other layers, a text is longer than the context, or the disk is full.
+        NumericsError: a hidden row contains NaN.
     """
     wanted = captured_layers(target, layers)
     if wanted != buffer.layers:
         raise ConfigError(
-            f"the feature buffer holds layers {list(buffer.layers)}, but {list(wanted)} are to be captured"
+            f"the feature buffer has layers {list(buffer.layers)}, not {list(wanted)}; name another folder"
         )
     buffer.check()
     begun, texts, rows = time.perf_counter(), 0, 0
@@ -110,7 +103,7 @@ def capture(
 
 
 def _fitting(examples: Sequence[Example], buffer: FeatureBuffer) -> list[Example]:
-    """The first texts, as many as there is room for."""
+    """The first texts, as many as fit."""
     room, fitting = buffer.limit_bytes - buffer.bytes, []
     for example in examples:
         room -= len(example.tokens) * buffer.row_bytes
@@ -134,7 +127,7 @@ class _Reader(RowWatcher):
         self._parts.pop(key, None)
 
     def take(self, key: str) -> dict[int, torch.Tensor]:
-        """Hand out all rows of a request that has ended, once."""
+        """Return and forget all rows of a finished request."""
         parts = self._parts.pop(key)
         return {layer: torch.cat([part[layer] for part in parts]) for layer in self.needs.hidden_layers}
 
@@ -142,12 +135,12 @@ class _Reader(RowWatcher):
 def capture_each(
     target: TargetModel, examples: Sequence[Example], layers: Sequence[int], pass_rows: int = PASS_ROWS
 ) -> Iterator[tuple[Example, dict[int, torch.Tensor]]]:
-    """Run texts through the target, as prompts to which no answer is asked for.
+    """Run texts through the target, as prompts without answers.
 
     Args:
         target: the model.
         examples: the texts.
-        layers: which hidden rows.
+        layers: layers to capture.
         pass_rows: most rows of one pass.
 
     Yields:
@@ -155,11 +148,13 @@ def capture_each(
 
     Raises:
         ConfigError: a text is longer than the target's context.
-        NumericsError: the target's logits hold NaN or infinity.
+        NumericsError: the target's logits contain NaN or infinity.
     """
     longest = max((len(example.tokens) for example in examples), default=0)
     if longest > target.context_length:
-        raise ConfigError(f"a text has {longest} tokens, but the target's context holds {target.context_length}")
+        raise ConfigError(
+            f"a text has {longest} tokens, but the target's context has {target.context_length}; leave the text out"
+        )
     reader = _Reader(layers)
     limits = SchedulerConfig(max_running=pass_rows, max_rows=pass_rows, prefill_chunk=pass_rows)
     pool = KVPool(2 * pass_rows + longest + _PAGE, _PAGE, prefix_cache=False)

@@ -1,4 +1,4 @@
-"""The hidden rows of one folder of texts: of those to train on and of those to judge by, each in a buffer."""
+"""The hidden rows of a folder of texts, in a buffer for training texts and one for held-out texts."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from outrider.train.features.recording import Recorder, watched
 
 _PREFIX: Final = "hidden-"
 _NAMES: Final = {False: "train", True: "held_out"}
-"""Names of the buffers, by whether their texts are kept for judging."""
+"""Names of the buffers, by whether their texts are held out."""
 
 
 class HiddenRows:
-    """Buffers that answers fill as they are decoded, and a pass of its own where one was missed.
+    """Buffers that are filled while answers are decoded; missing texts get a pass of their own.
 
     Args:
         target: the model.
-        folder: where buffers lie; one that has the layers wanted and more is used as it is.
-        layers: read by the head, beside the rows after the final norm.
+        folder: the buffers' folder; an existing buffer with at least these layers is used.
+        layers: layers that the head reads, in addition to the final rows.
         limit_bytes: most bytes of each buffer.
-        held_out: most texts to judge by.
-        name: the target's; rows of another are refused.
-        for_training: whether rows of texts to train on are read from here, and so are kept.
+        held_out: most held-out texts.
+        name: the target's name; rows of another target are refused.
+        for_training: whether to store rows of training texts.
 
     Raises:
         ConfigError: see :class:`outrider.train.features.buffer.FeatureBuffer`.
@@ -59,11 +59,11 @@ class HiddenRows:
         self._recorder = Recorder(self.layers)
 
     def watching(self, llm: LLM) -> LLM:
-        """The same target, whose answers :meth:`keep` then knows the rows of."""
+        """The same target, recorded for :meth:`keep`."""
         return watched(llm, self._recorder)
 
     def keep(self, prompt: TrainingPrompt, example: Example) -> None:
-        """Take in the rows of an answer that has just ended, if there is room for them."""
+        """Store the rows of a finished answer, if they fit."""
         text, buffer = self._recorder.take(example), self._buffers[prompt.for_validation]
         full = prompt.for_validation and len(buffer.keys) >= self._held_out
         useless = full or not (prompt.for_validation or self._for_training)
@@ -72,11 +72,11 @@ class HiddenRows:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all rows that are kept."""
+        """Bytes of all stored rows."""
         return sum(buffer.bytes for buffer in self._buffers.values())
 
     def bytes_to_come(self, examples: Sequence[Example], tokens: int) -> int:
-        """Most bytes that rows will yet take, of answers that are there and of so many tokens of others."""
+        """Most bytes that the rows of answers, and of ``tokens`` more tokens, will still take."""
         kept = frozenset[str]().union(*(buffer.keys for buffer in self._buffers.values()))
         missing = sum(len(example.tokens) for example in examples if example.key not in kept)
         buffers = self._buffers.values() if self._for_training else [self._buffers[True]]
@@ -85,21 +85,21 @@ class HiddenRows:
         return max(0, min(room, (missing + tokens) * row))
 
     def flush(self) -> None:
-        """Write what is still in memory."""
+        """Write the rows that are still in memory."""
         for buffer in self._buffers.values():
             buffer.flush()
 
     def filled(self, examples: Sequence[Example], *, judging: bool, console: Console) -> FeatureBuffer:
-        """The buffer of some texts, those that it lacks captured now."""
+        """Capture missing texts, and return the buffer."""
         buffer = self._buffers[judging]
         report = capture(self._target, examples, self.layers, buffer, console=console)
-        purpose = "to judge by" if judging else "to train on"
-        console.print(f"hidden rows: kept of {len(buffer):,} texts {purpose}, {report}")
+        purpose = "held-out" if judging else "training"
+        console.print(f"hidden rows: stored for {len(buffer):,} {purpose} texts, {report}")
         return buffer
 
 
 def _kept_layers(folder: Path, wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """Layers of the smallest buffer in a folder that has all that are wanted; those themselves where there is none."""
+    """The layers of the smallest buffer in a folder with all wanted layers; ``wanted`` if there is none."""
     names = [place.name.removeprefix(_PREFIX) for place in folder.glob(f"{_PREFIX}*")]
     known = [tuple(map(int, name.split("-"))) for name in names if name.replace("-", "").isdigit()]
     return min((layers for layers in known if set(wanted) <= set(layers)), key=len, default=wanted)

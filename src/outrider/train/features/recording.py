@@ -1,7 +1,6 @@
-"""Hidden rows of texts while the target writes them: the passes that decode an answer have computed them already.
+"""Records hidden rows while the target decodes an answer, which computes them anyway.
 
-The engine hands every kept row to a drafter that asks for it.  This one asks, drafts nothing, and keeps what it sees
-until the text has ended.
+The engine passes hidden rows to drafters.  This drafter drafts nothing, and keeps the rows until the text has ended.
 """
 
 from __future__ import annotations
@@ -9,29 +8,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from outrider.drafters.base import Committed, DraftContext, Needs, Outcome, Workbench
 from outrider.errors import NumericsError
 from outrider.llm import LLM
+from outrider.train.data.example import Example
 from outrider.train.features.buffer import Captured, halves
 from outrider.tree import TokenTree, root_only
 
-if TYPE_CHECKING:
-    from outrider.train.data.example import Example
-
 
 class RowWatcher:
-    """A drafter that drafts nothing, and sees every row of some of the target's layers."""
+    """A drafter that drafts nothing, and sees every row of some layers."""
 
     def __init__(self, layers: Sequence[int]) -> None:
         self.needs = Needs(hidden_layers=tuple(layers))
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
-        """Every row has to be seen, so none is taken over."""
-        return 0
+        return 0  # every row must be computed to be seen
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
         return [root_only(sequence.tokens[-1]) for sequence in context.sequences]
@@ -44,17 +40,14 @@ class RowWatcher:
             self.see(kept, {layer: hidden[layer][rows] for layer in self.needs.hidden_layers})
 
     def see(self, kept: Committed, rows: dict[int, torch.Tensor]) -> None:
-        """Take in the next rows of a sequence, which are views of the pass's where they lie side by side there."""
+        """Take the next rows of a sequence, which may be views of the pass's rows."""
 
-    def pause(self, key: str) -> None:
-        """The request comes back and is computed again."""
-
-    def close(self, key: str) -> None:
-        """Do nothing: nothing depends on it."""
+    def pause(self, key: str) -> None: ...
+    def close(self, key: str) -> None: ...
 
 
 class Recorder(RowWatcher):
-    """Keeps what it sees of each text, and hands it out once the text has ended."""
+    """Keeps the rows of each text, and returns them once the text has ended."""
 
     def __init__(self, layers: Sequence[int]) -> None:
         super().__init__(layers)
@@ -67,11 +60,10 @@ class Recorder(RowWatcher):
         self._tokens[kept.key] = kept.tokens
         try:
             self._rows[kept.key].append({layer: halves(layer, found) for layer, found in rows.items()})
-        except NumericsError as error:  # this text's alone: others of the pass are sound
+        except NumericsError as error:  # concerns this text alone
             self._failed[kept.key] = error
 
     def pause(self, key: str) -> None:
-        """The request comes back and is computed again."""
         self._rows.pop(key, None)
         self._failed.pop(key, None)
 
@@ -86,14 +78,14 @@ class Recorder(RowWatcher):
             self._ended[tuple(tokens)] = {layer: torch.cat(found) for layer, found in rows.items()}
 
     def take(self, example: Example) -> Captured | None:
-        """Hand out an ended text once.
+        """Return and forget a finished text.
 
         Returns:
-            Its rows, that of the last token zero: nothing follows it, so nothing is learned from it.  None where the
-            text was not seen from its beginning.
+            Its rows; that of the last token is zero, because no token follows it.  None if the text was not seen from
+            its start.
 
         Raises:
-            NumericsError: a row of it holds something that is no number.
+            NumericsError: a row contains NaN.
         """
         found = self._ended.pop(tuple(example.tokens), None)
         if isinstance(found, NumericsError):
@@ -106,7 +98,7 @@ class Recorder(RowWatcher):
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Plain decoding that is watched, as a choice of speculation."""
+    """The config of plain decoding with a recorder."""
 
     method: ClassVar[str] = "recording"
     automatic_rank: ClassVar[int] = 0
@@ -123,9 +115,9 @@ class Recording:
 
     @classmethod
     def automatic(cls, draft_models: Sequence[str]) -> None:
-        """Never a user's choice."""
+        """Return None: ``auto`` never chooses it."""
 
 
 def watched(llm: LLM, recorder: Recorder) -> LLM:
-    """The same target, decoding plainly before a recorder's eyes."""
+    """The same target with plain decoding, and a recorder."""
     return llm.speculating(Recording(recorder))

@@ -1,42 +1,34 @@
-"""Where training texts come from, in pieces that fit into memory: a buffer, the target's passes, or its answers."""
+"""Sources of training texts, in pieces that fit into memory: a buffer, forward passes, or online answers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
 
+from outrider.llm import LLM
+from outrider.models.base import TargetModel
 from outrider.train.data.example import Example
+from outrider.train.data.prompts import TrainingPrompt
 from outrider.train.data.regenerate import AnswerConfig, answers
 from outrider.train.features.buffer import SHARD_BYTES, Captured, FeatureBuffer, row_bytes
 from outrider.train.features.capture import capture_each, captured_layers
 from outrider.train.features.recording import Recorder, watched
 
-if TYPE_CHECKING:
-    from outrider.llm import LLM
-    from outrider.models.base import TargetModel
-    from outrider.train.data.prompts import TrainingPrompt
-
 
 class Streamed:
-    """Texts with their hidden rows: from a buffer as far as it holds them, the others captured whenever they are read.
+    """Texts with their hidden rows: from a buffer if it has them, otherwise captured whenever they are read.
 
-    So the disk is bounded and the texts are not.  Pieces are cut in the order of the texts' keys: what a buffer holds,
-    loses and gets back moves no text.
+    So the disk is bounded and the texts are not.  Pieces follow the order of the texts' keys, not the buffer.
 
     Args:
-        target: captures what is missing.
+        target: captures missing texts.
         examples: the texts.
-        buffer: which does not change meanwhile.
+        buffer: must not change meanwhile.
         piece_bytes: size of a piece.
     """
 
     def __init__(
-        self,
-        target: TargetModel,
-        examples: Sequence[Example],
-        buffer: FeatureBuffer,
-        piece_bytes: int = SHARD_BYTES,
+        self, target: TargetModel, examples: Sequence[Example], buffer: FeatureBuffer, piece_bytes: int = SHARD_BYTES
     ) -> None:
         self._target, self._buffer = target, buffer
         self._examples = sorted({example.key: example for example in examples}.values(), key=lambda text: text.key)
@@ -51,11 +43,10 @@ class Streamed:
         self._starts.append(len(self._examples))
 
     def __len__(self) -> int:
-        """Pieces there are; none of no texts."""
+        """The number of pieces; 0 without texts."""
         return len(self._starts) - 1 if self._examples else 0
 
     def read(self, piece: int) -> list[Captured]:
-        """The texts of one piece."""
         wanted = self._examples[self._starts[piece] : self._starts[piece + 1]]
         found = {example.key: self._buffer.text(example) for example in wanted}
         missing = [example for example in wanted if found[example.key] is None]
@@ -65,17 +56,17 @@ class Streamed:
 
 
 class Online:
-    """Texts that are answered when they are read, their hidden rows kept as they are decoded; nothing is on disk.
+    """Texts that are answered, with their hidden rows, whenever they are read; nothing is stored.
 
-    Every epoch answers anew, to the same texts.  Pieces are cut in the order of the prompts' keys, as many prompts in
-    each as surely fit however long their answers become.
+    Every epoch gives the same answers.  Pieces follow the order of the prompts' keys, and each has as many prompts as
+    fit with the longest answers.
 
     Args:
-        llm: answers.
-        prompts: what is answered.
-        config: how.
-        layers: read by the head, beside the rows after the final norm.
-        piece_bytes: most bytes of a piece; one text may take more.
+        llm: the target.
+        prompts: the prompts to answer.
+        config: options of the answers.
+        layers: layers that the head reads, in addition to the final rows.
+        piece_bytes: most bytes of a piece; a single text may take more.
     """
 
     def __init__(
@@ -93,11 +84,9 @@ class Online:
         self._each = max(1, piece_bytes // (longest * row_bytes(target.width, self._layers)))
 
     def __len__(self) -> int:
-        """Pieces there are."""
         return -(-len(self._prompts) // self._each)
 
     def read(self, piece: int) -> list[Captured]:
-        """The texts of one piece, in the order of their prompts."""
         prompts = self._prompts[piece * self._each : (piece + 1) * self._each]
         recorder = Recorder(self._layers)
         found: dict[str, Captured] = {}

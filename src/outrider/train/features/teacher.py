@@ -1,41 +1,37 @@
-"""The teacher: the target's own distribution of the next token, and its embeddings, from its frozen matrices."""
+"""The teacher: the target's next-token distribution and embeddings, from its frozen matrices."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 
-if TYPE_CHECKING:
-    from outrider.models.base import TargetModel
+from outrider.models.base import TargetModel
 
 _MOST_LOGITS: Final = 1 << 25
-"""Most logits of the whole vocabulary that are made at once."""
-
-
+"""Most logits of the whole vocabulary that are computed at once."""
 _FAR: Final = 1e4
-"""A logit no cap in use lets through."""
+"""A logit above every cap in use."""
 _KEPT: Final = 2
-"""Choices of rows that are kept: a training's reduced vocabulary, and what one batch looks at beside it."""
+"""Cached selections of rows: the reduced vocabulary, and one batch's additions to it."""
 
 
 class Teacher:
-    """The target's LM head and embeddings in fp32, which give its logits back from captured final rows."""
+    """The target's LM head and embeddings in fp32, which recompute its logits from captured final rows.
+
+    Args:
+        head: [vocabulary, width], the LM head.
+        embedding: [vocabulary, width], the input embeddings; may be ``head`` itself.
+        cap: soft cap of logits, ``cap·tanh(logit ÷ cap)``; 0 is none.
+    """
 
     def __init__(self, head: torch.Tensor, embedding: torch.Tensor, cap: float = 0.0) -> None:
-        """Keep the matrices.
-
-        Args:
-            head: [vocabulary, width], the LM head.
-            embedding: [vocabulary, width], what the first block reads of each token; may be ``head`` itself.
-            cap: logits are bent to stay below this, ``cap·tanh(logit ÷ cap)``; 0 leaves them.
-        """
         self._head = head.float()
         self._embedding = self._head if embedding is head else embedding.float()
         self._cap = cap
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.vocabulary = len(head)
-        """Tokens the target knows."""
+        """Size of the target's vocabulary."""
 
     @classmethod
     def of(cls, target: TargetModel) -> Teacher:
@@ -51,7 +47,7 @@ class Teacher:
 
         Args:
             hidden: [..., width], rows after the final norm.
-            ids: int64 [v], the tokens whose logits are wanted (a reduced draft vocabulary); None wants all.
+            ids: int64 [v], the tokens whose logits to compute; None is all.
 
         Returns:
             fp32 [..., v].
@@ -60,11 +56,11 @@ class Teacher:
             return self._capped(hidden.float() @ self._rows(ids).T)
 
     def read(self, hidden: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
-        """The logits after guessed rows; gradients flow to the rows.  Arguments are those of :meth:`logits`."""
+        """The logits of guessed rows, with gradients to the rows; arguments as for :meth:`logits`."""
         return self._capped(hidden.float() @ self._rows(ids).T)
 
     def _rows(self, ids: torch.Tensor | None) -> torch.Tensor:
-        """Rows of the LM head in the order of ``ids``; those asked for last are kept, the latest at the end."""
+        """Rows of the LM head in the order of ``ids``, with a cache of the latest."""
         if ids is None:
             return self._head
         same = [place for place, (kept, _) in enumerate(self._kept) if kept is ids or torch.equal(kept, ids)]
@@ -77,7 +73,7 @@ class Teacher:
 
     @torch.no_grad()
     def best(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The most probable token of all after each row [..., width], ties to the lowest id: int64 [...]."""
+        """The most probable token after each row [..., width], the lowest id of equal ones: int64 [...]."""
         rows = hidden.float().reshape(-1, hidden.shape[-1])
         chunks = torch.split(rows, max(1, _MOST_LOGITS // self.vocabulary))
         with torch.autocast(hidden.device.type, enabled=False):
@@ -85,7 +81,7 @@ class Teacher:
 
     @torch.no_grad()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The rows the target's first block reads of tokens [...]: fp32 [..., width], without gradient."""
+        """The input embeddings of tokens [...]: fp32 [..., width], without gradient."""
         return self._embedding[tokens]
 
     def to(self, device: torch.device) -> Teacher:
@@ -96,7 +92,7 @@ class Teacher:
 
 
 def _cap_of(target: TargetModel, head: torch.Tensor) -> float:
-    """The value a target bends its logits to stay below, found by asking for one far beyond; 0 if it bends none."""
+    """The soft cap of a target's logits, found by asking for a logit far above it; 0 if there is none."""
     row = head[int(head.norm(dim=1).argmax())]
     token = int((head @ row).argmax())
     hidden = row * (_FAR / (head[token] @ row))

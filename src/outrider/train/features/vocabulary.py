@@ -1,4 +1,4 @@
-"""The reduced vocabulary a head drafts from: the tokens that answers are made of."""
+"""The reduced vocabulary that a head drafts from: the most frequent tokens of answers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from outrider.errors import ConfigError
 
 @dataclass(frozen=True, eq=False)
 class DraftVocabulary:
-    """Target ids a head may draft."""
+    """Target ids that a head may draft."""
 
     ids: torch.Tensor
     """int64 [v], ascending."""
     covered: int
-    """Tokens of the answers it was made from that are in it."""
+    """Tokens of the answers that are in the vocabulary."""
     total: int
-    """Tokens of those answers."""
+    """Tokens of the answers."""
 
     @property
     def coverage(self) -> float:
-        """Share of the answers' tokens that can be drafted: no acceptance is higher."""
+        """Share of the answers' tokens that can be drafted, an upper bound of the acceptance rate."""
         return self.covered / max(1, self.total)
 
     def __str__(self) -> str:
@@ -36,16 +36,16 @@ def draft_vocabulary(
 ) -> DraftVocabulary:
     """The most frequent tokens of answers.
 
-    Of equally frequent tokens the lower id wins, so that places left over go to the tokenizer's earliest merges.
+    Of equally frequent tokens the lower id wins.
 
     Args:
-        answers: token ids the target wrote, without their prompts.
-        size: tokens wanted.
-        vocabulary: tokens the target knows.
+        answers: token ids of answers, without prompts.
+        size: number of tokens.
+        vocabulary: size of the target's vocabulary.
         always: tokens that must be in it, such as those that end a text.
 
     Raises:
-        ConfigError: the size is more than the target knows, or less than what must be in it.
+        ConfigError: the size exceeds the target's vocabulary, or is below the number of ``always``.
     """
     counts = Counter(token for answer in answers for token in answer)
     forced = set(always)
@@ -58,14 +58,14 @@ def draft_vocabulary(
 
 
 def draft_columns(ids: torch.Tensor | None, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where target tokens stand in a draft vocabulary.
+    """The columns of target tokens in a draft vocabulary.
 
     Args:
         ids: int64 [v], ascending; None is the whole vocabulary.
         tokens: int64 [...], target ids.
 
     Returns:
-        Their columns (0 where there is none), and whether there is one: int64 [...], bool [...].
+        Their columns, 0 for missing tokens, and whether they are present: int64 [...], bool [...].
     """
     if ids is None:
         return tokens, torch.ones_like(tokens, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""The precision to train in: it is timed, not assumed, since bf16 is slower than fp32 on many processors."""
+"""Chooses the precision to train in by timing, because bf16 is slower than fp32 on many processors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ TRIAL_SECONDS: Final = 5.0
 
 @dataclass(frozen=True)
 class PrecisionTimes:
-    """How long a step takes in each precision."""
+    """The time of a step in each precision."""
 
     seconds: dict[str, float]
-    """Of the fastest step."""
+    """Seconds of the fastest step."""
 
     @property
     def fastest(self) -> str:
@@ -33,15 +33,15 @@ class PrecisionTimes:
 
 
 def computing_in(precision: str, device: torch.device) -> AbstractContextManager[None]:
-    """A context in which forward passes run in a precision; weights stay fp32."""
+    """A context that runs forward passes in a precision; weights stay fp32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
 def time_precisions(step: Callable[[str], None], seconds: float = TRIAL_SECONDS) -> PrecisionTimes:
-    """Time a step in each precision, in turns; each is tried at least once.
+    """Time a step in each precision, in turns and at least once.
 
     Args:
-        step: runs forward and backward in a precision and changes nothing.
+        step: runs forward and backward in a precision, and changes nothing.
         seconds: how long to try.
     """
     fastest: dict[str, float] = {}

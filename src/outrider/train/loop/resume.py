@@ -1,4 +1,4 @@
-"""How a killed training resumes: its state on disk, and the check that it is the same training."""
+"""Resuming a killed training: its state on disk, and the check that its options are the same."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from outrider.train.saving import saving
 from outrider.train.settings import AUTO, Settings
 
 TRAINING: Final = "training"
-"""Folder, beside what is trained, of its state and its record."""
+"""Folder of a training's state and records, inside the folder of the trained network."""
 STATE: Final = "state.pt"
 BEST: Final = "best.pt"
 FREE: Final = frozenset({"save_seconds", "patience", "judgements", "precision", "start_from"})
-"""Settings that may change when a training resumes, since they decide no step: when its state is saved, when it is
-evaluated and how soon it stops.  The precision is compared once chosen, the head to start from by its weights."""
+"""Settings that may change when a training resumes, because they do not affect steps.  The chosen precision and the
+weights of the head to start from are compared separately."""
 SHAPES: Final = "shapes of the weights"
 _OLDER: Final = {"head's shapes": SHAPES}
-"""Names that older states have for the same."""
+"""Names in states of earlier versions."""
 _WAYS: Final = {
-    "tokens": "the learning rate falls over all of them, so none can be added; go on from its weights with "
+    "tokens": "the learning rate schedule depends on them, so none can be added; continue from its weights with "
     "--start-from {head} and another --output",
-    SHAPES: "go on with the same --vocabulary and sizes, or name another --output",
+    SHAPES: "continue with the same --vocabulary and sizes, or name another --output",
 }
-"""Ways out that are not to give the same again."""
-_SAME: Final = "go on with the same options, or choose another folder with --output"
+"""What to do about a changed option, if not :data:`_SAME`."""
+_SAME: Final = "continue with the same options, or choose another folder with --output"
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
@@ -45,7 +45,7 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_state(path: Path) -> dict[str, Any] | None:
-    """Read a state back, or None where there is none.
+    """Read a state; None if there is none.
 
     Raises:
         TrainingError: the file is damaged.
@@ -58,21 +58,21 @@ def load_state(path: Path) -> dict[str, Any] | None:
             raise TypeError("it holds something else")
     except Exception as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:160]
-        raise TrainingError(f"{path} is damaged ({reason}); remove it to begin anew") from error
+        raise TrainingError(f"{path} is damaged ({reason}); remove it to start again") from error
     return state
 
 
 def load_best(folder: Path, evaluation: int, name: str, *, or_later: bool = False) -> Mapping[str, torch.Tensor]:
-    """The best weights so far.
+    """Read the best weights so far.
 
     Args:
-        folder: the training's.
-        evaluation: which evaluation they must be of.
-        name: their :func:`fingerprint`; empty where an older state did not say.
-        or_later: accept those of a later evaluation, since a training that resumes comes to it again.
+        folder: the training's folder.
+        evaluation: the number of their evaluation.
+        name: their :func:`fingerprint`; empty in a state of an earlier version.
+        or_later: accept weights of a later evaluation, which a resumed training reaches again.
 
     Raises:
-        TrainingError: they are not there.
+        TrainingError: the file does not have these weights.
     """
     path = folder / BEST
     if (kept := load_state(path)) is not None:
@@ -81,13 +81,13 @@ def load_best(folder: Path, evaluation: int, name: str, *, or_later: bool = Fals
             weights: Mapping[str, torch.Tensor] = kept["head"]
             return weights
     raise TrainingError(
-        f"{path} does not hold the best weights of the training in {STATE} beside it; put the right file back, "
-        f"or remove {folder} and train again"
+        f"{path} does not hold the best weights of the training in {STATE}; restore the right file, or remove "
+        f"{folder} and train again"
     )
 
 
 def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
-    """A hash of weights, which names them."""
+    """A hash of weights."""
     digest = hashlib.sha256()
     for name, weight in sorted(weights.items()):
         digest.update(name.encode())
@@ -96,12 +96,12 @@ def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
 
 
 def identity(recipe: Recipe, settings: Settings, facts: Mapping[str, object]) -> dict[str, object]:
-    """What decides the weights of a training.
+    """Everything that determines the weights of a training.
 
     Args:
-        recipe: what is trained.
-        settings: of the loop.
-        facts: what else decides.
+        recipe: the method and its options.
+        settings: options of the loop.
+        facts: everything else, such as the texts.
     """
     options = dataclasses.asdict(settings) | dataclasses.asdict(recipe)  # type: ignore[call-overload]
     return {name: value for name, value in options.items() if name not in FREE} | {"recipe": recipe.method, **facts}
@@ -110,18 +110,18 @@ def identity(recipe: Recipe, settings: Settings, facts: Mapping[str, object]) ->
 def check_identity(
     folder: Path, before: Mapping[str, Any], now: Mapping[str, object], recipe: Recipe, *, whole: bool = True
 ) -> None:
-    """Refuse to resume a training that began under other options.
+    """Refuse to resume a training that started with other options.
 
     Args:
-        folder: the training's.
-        before: what the state was written under.  What it does not name is older than the option: that stood at its
-            default, and whatever is no option is as it is now.
+        folder: the training's folder.
+        before: the identity in the state.  An option that it lacks is newer than the state and had its default; other
+            missing facts are unchanged.
         now: see :func:`identity`.
-        recipe: what is trained.
-        whole: whether ``now`` names everything that decides; otherwise only what it names is compared.
+        recipe: the method and its options.
+        whole: whether ``now`` is complete; otherwise only its entries are compared.
 
     Raises:
-        TrainingError: naming the first that differs.
+        TrainingError: something differs; the message names it.
     """
     older = {_OLDER.get(name, name): value for name, value in before.items() if name not in FREE}
     known = dict(now) | {name: value for name, value in _defaults(recipe).items() if name in now} | older
@@ -133,10 +133,10 @@ def check_identity(
 
 
 def check_precision(folder: Path, before: str, wanted: str) -> None:
-    """Refuse to resume in another precision than was chosen; an automatic choice takes what is there.
+    """Refuse to resume in another precision; ``auto`` takes the earlier one.
 
     Raises:
-        TrainingError: naming both.
+        TrainingError: the precision differs.
     """
     if before and wanted not in (AUTO, before):
         raise TrainingError(_difference(folder, "precision", before, wanted, _SAME, {"precision"}))
@@ -150,6 +150,6 @@ def _difference(folder: Path, name: str, before: object, now: object, way: str, 
 
 
 def _defaults(recipe: Recipe) -> dict[str, object]:
-    """Default of every option of a training."""
+    """The defaults of all options of a training."""
     kinds: tuple[Any, ...] = (Settings, recipe)
     return {item.name: item.default for kind in kinds for item in dataclasses.fields(kind)}

@@ -1,7 +1,7 @@
-"""The training loop: batches in, a better head out, for whichever method a recipe describes.
+"""The training loop, for every method that has a recipe.
 
-A run is a function of its data, its options and its seed (with ``precision`` given, on one machine).  Killed at any
-moment it goes on from the last state that was written, to the same weights bit for bit.
+The weights depend only on the data, the options and the seed (with a fixed ``precision``, on one machine).  A killed
+training resumes from its last state and reaches the same weights, bit for bit.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ EVALUATIONS: Final = "held_out.csv"
 
 @dataclass
 class TrainingProgress:
-    """How far a training has come; written by :class:`Training` alone, and part of its state on disk."""
+    """The progress of a training, part of its state on disk; only :class:`Training` writes it."""
 
     step: int = 0
     tokens: int = 0
     precision: str = ""
     best: int = -1
-    """Which evaluation is the best so far."""
+    """The number of the best evaluation so far."""
     best_weights: str = ""
-    """Fingerprint of its weights; empty in an older state."""
+    """Fingerprint of its weights; empty in a state of an earlier version."""
     worse: int = 0
-    """Evaluations in a row, up to the latest, that are surely worse than the best."""
+    """The latest evaluations in a row that are significantly worse than the best."""
     ended: str = ""
-    """Why it is over; empty while it is not."""
+    """Why the training ended; empty before."""
     judged: list[Evaluation] = field(default_factory=list)
     losses: list[tuple[int, float]] = field(default_factory=list)
     """(tokens, loss) of every step."""
@@ -69,31 +69,39 @@ class TrainingProgress:
 
 
 class Trained(NamedTuple):
-    """What a training gave."""
+    """The result of a training."""
 
     head: Any
-    """The head with the weights that were best on held-out texts."""
+    """The head with the best weights on held-out texts."""
     findings: Findings
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is trained on what.  The teacher is where the workers' device is."""
+    """A network to train, and its data.  The teacher is on the workers' device."""
 
     recipe: Recipe
     head: Any
-    """The head before its first step; a state found in the folder replaces its weights."""
+    """The initial head; a state in the folder replaces its weights."""
     teacher: Teacher
     stream: Batches
     held_out: Sequence[Batch]
     facts: Mapping[str, object] = field(default_factory=dict)
-    """What else decides the weights, such as a name of the texts: a training begun on others cannot be gone on with."""
+    """Facts that determine the weights, such as a hash of the texts; a training resumes only with the same."""
     target_name: str = ""
-    """For the title of the curve."""
+    """The target's name, for the title of the plot."""
 
 
 class Training:
-    """One training in one folder."""
+    """One training in one folder.
+
+    Args:
+        task: the network and its data.
+        settings: options of the loop.
+        folder: for the state, the best weights and the records.
+        workers: the processes that take part; None is this one on the CPU.
+        console: where to print; None is silent.
+    """
 
     def __init__(
         self,
@@ -104,15 +112,6 @@ class Training:
         workers: Workers | None = None,
         console: Console | None = None,
     ) -> None:
-        """Make ready; nothing is computed or written yet.
-
-        Args:
-            task: what is trained on what.
-            settings: options of the loop.
-            folder: where the state, the best weights and the records are kept.
-            workers: the processes that take part; None is this one on the CPU.
-            console: where to print; None is silent.
-        """
         self._recipe, self._teacher, self._stream, self._settings = task.recipe, task.teacher, task.stream, settings
         self._workers = workers or Workers()
         self._folder, self._console = folder, console if self._workers.rank == 0 else None
@@ -125,16 +124,16 @@ class Training:
         self._due = settings.evaluated_at()
 
     def run(self) -> Trained:
-        """Train to the end, from wherever the folder's state left off.
+        """Train to the end, from the folder's state if there is one.
 
         Raises:
-            TrainingError: the loss is no number, the disk is full, or the folder holds another training.
+            TrainingError: the loss is NaN or infinite, the disk is full, or the folder holds another training.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         repeatable(self._workers.device)
         self._resume()
         now = self._progress
-        now.ended = self._reason_to_end()  # more patience than it had ended with goes on
+        now.ended = self._reason_to_end()  # with more patience, an ended training continues
         held_out = [batch.to(self._workers.device) for batch in self._held_out]
         self._held_out = with_best_tokens(held_out, self._teacher)
         steps = Record(self._folder / STEPS, rows=now.rows[0]) if self._workers.rank == 0 else None
@@ -156,16 +155,12 @@ class Training:
         return self._finish()
 
     def _step_within_memory(self, record: Record | None, live: LiveProgress) -> None:
-        """One step.
-
-        Raises:
-            TrainingError: it takes more memory than the device has.
-        """
+        """One step, with a clear error if the device runs out of memory."""
         try:
             self._step(record, live)
         except torch.OutOfMemoryError as error:
             raise TrainingError(
-                f"a step takes more memory than {self._workers.device} has; train with fewer --rows or a shorter "
+                f"a step needs more memory than {self._workers.device} has; train with fewer --rows or a shorter "
                 "--max-length, and another --output"
             ) from error
 
@@ -183,7 +178,7 @@ class Training:
             loss, weight, tokens = self._summed(reports, tokens)
             if not math.isfinite(loss):
                 raise TrainingError(
-                    f"the loss of step {now.step + 1} is not a number; train again with a lower --learning-rate "
+                    f"the loss of step {now.step + 1} is not a finite number; train again with a lower --learning-rate "
                     f"than {settings.learning_rate:g}, or with --precision fp32"
                 )
             now.step, now.tokens = now.step + 1, now.tokens + tokens
@@ -206,7 +201,7 @@ class Training:
         )
 
     def _next_batch(self) -> Batch:
-        """This worker's next batch: of every ``count`` in the order of the stream, number ``rank``."""
+        """This worker's next batch: number ``rank`` of the next ``count`` in the stream."""
         with self._stopwatch.phase("data"):
             for _ in range(self._workers.rank):
                 self._stream.skip()
@@ -220,7 +215,7 @@ class Training:
             return self._recipe.loss(self._head, batch, self._teacher)
 
     def _backward(self, loss: torch.Tensor) -> None:
-        if loss.requires_grad:  # a batch where nothing could be guessed has no gradient
+        if loss.requires_grad:  # a batch without guesses has no gradient
             with self._stopwatch.phase("backward"):
                 loss.backward()
 
@@ -233,7 +228,7 @@ class Training:
         return loss / max(weight, 1e-9), weight, int(tokens)
 
     def _clip_gradients(self, weight: float) -> float:
-        """Average the gradients over every worker's rows and clip them; returns their norm before that."""
+        """Average the gradients over all workers' rows and clip them; return their norm before clipping."""
         for parameter in self._weights:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -241,7 +236,7 @@ class Training:
         return float(torch.nn.utils.clip_grad_norm_(self._weights, self._settings.clip))
 
     def _choose_precision(self, live: LiveProgress) -> str:
-        """The precision asked for, or the faster one on this machine; all workers take the first one's choice."""
+        """The requested precision, or the faster one; all workers take the first one's choice."""
         if self._settings.precision != AUTO:
             return self._settings.precision
         position = self._stream.position
@@ -262,18 +257,18 @@ class Training:
         )
 
     def _reason_to_end(self) -> str:
-        """Why the training is over, or nothing while it is not."""
+        """Why the training ends now; empty if it does not."""
         settings, now = self._settings, self._progress
         if now.tokens >= settings.tokens:
-            return f"all {settings.tokens:,} tokens were trained on"
+            return f"trained on all {settings.tokens:,} tokens"
         if settings.patience and now.worse >= settings.patience:
             change = gain(now.judged[now.best].counts, now.judged[-1].counts)
             by = f", the latest by {change.as_change}" if change else ""
-            return f"stopped early: the last {now.worse} judgements were surely worse than the best{by}"
+            return f"stopped early: the last {now.worse} judgements were significantly worse than the best{by}"
         return ""
 
     def _evaluate_if_due(self, record: Record | None, live: LiveProgress) -> bool:
-        """Evaluate the head if that is due; whether its weights are the new best."""
+        """Evaluate the head if that is due; return whether its weights are the new best."""
         now = self._progress
         if not any(now.judged[-1].tokens < due <= now.tokens for due in self._due):
             return False
@@ -281,7 +276,7 @@ class Training:
         return now.best == len(now.judged) - 1
 
     def _evaluate(self, record: Record | None, live: LiveProgress) -> None:
-        """Evaluate the head and keep its weights if it is the best so far; every worker comes to the same result."""
+        """Evaluate the head and keep its weights if it is the best so far; every worker gets the same result."""
         now = self._progress
         with self._stopwatch.phase(JUDGING):
             acceptance = self._of_the_first(evaluate(self._recipe, self._head, self._held_out, self._teacher))
@@ -302,13 +297,13 @@ class Training:
         live.evaluated(latest)
 
     def _of_the_first(self, acceptance: Acceptance) -> Acceptance:
-        """The first worker's acceptance: others may differ by a rounding, and all must decide alike."""
+        """The first worker's acceptance; others may differ by rounding, but all must decide the same."""
         first = int(self._workers.rank == 0)
         parts = (acceptance.accepted_by_text, acceptance.tested_by_text)
         return Acceptance(*(self._workers.total(part * first) for part in parts))
 
     def _identity(self) -> dict[str, object]:
-        """What decides the weights: a state written under anything else cannot be gone on with."""
+        """Everything that determines the weights; only a state with the same identity can resume."""
         shapes = {name: list(weight.shape) for name, weight in self._head.state_dict().items()}
         own = {"workers": self._workers.count, SHAPES: shapes}
         return identity(self._recipe, self._settings, {**own, **self._facts})
@@ -344,9 +339,9 @@ class Training:
         save_state(self._folder / STATE, state)
 
     def _finish(self) -> Trained:
-        """Give the head its best weights, calibrate it, and report."""
+        """Load the best weights into the head, calibrate it, and report."""
         now = self._progress
-        self._workers.meet()  # the first may still be writing
+        self._workers.meet()  # the first worker may still be writing
         self._head.load_state_dict(load_best(self._folder, now.best, now.best_weights))
         measured = self._recipe.calibrate(self._head, self._held_out, self._teacher)
         findings = Findings(

@@ -1,4 +1,4 @@
-"""The processes of a training: one, or several that train one head together, each on its own batches."""
+"""The processes of a training: one, or several that train one head on different batches (data parallel)."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from filelock import FileLock, Timeout
 from outrider.errors import ConfigError
 
 _PATIENCE: Final = timedelta(days=7)
-"""How long processes wait for one another, since the first one answers prompts alone."""
+"""How long processes wait for one another; long, because the first one answers prompts alone."""
 _LOCK: Final = ".lock"
 
 
 class Workers:
-    """The processes of a training: this one alone.  Sums over them and the files of number 0 are all they exchange."""
+    """The processes of a training; this class is a single one.  They exchange only sums and the files of number 0."""
 
     rank = 0
-    """Which of them this is; number 0 evaluates, writes and prints."""
+    """The number of this process; number 0 evaluates, writes and prints."""
     count = 1
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cpu")
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of a tensor over all of them, the same bits on each."""
+        """The sum of a tensor over all processes, the same bits on each."""
         return values
 
     def first_alone(self) -> AbstractContextManager[None]:
-        """A block that number 0 completes before any other begins it, so that it can leave files for the others."""
+        """A block that number 0 completes before the others start it, so that it can write files for them."""
         return nullcontext()
 
     def meet(self) -> None:
-        """Wait until all have come here."""
+        """Wait for all processes."""
 
 
 class LaunchedWorkers(Workers):
@@ -60,7 +60,7 @@ class LaunchedWorkers(Workers):
             self.meet()
         try:
             yield
-        finally:  # the others must not wait for one that has failed: they fail for want of what it was to leave
+        finally:  # if the first fails, the others must not wait: they fail too, without its files
             if self.rank == 0:
                 self.meet()
 
@@ -69,15 +69,15 @@ class LaunchedWorkers(Workers):
 
 
 def workers(device: torch.device | None = None) -> Workers:
-    """The processes there are: as many as ``accelerate launch`` started, this one alone without it.
+    """The processes that ``accelerate launch`` started, or this one.
 
-    Several take a device each when this is first called, so call it before a model is loaded.
+    The first call assigns a device to each of several processes, so call it before loading a model.
 
     Args:
-        device: where one process alone trains; None is the CPU.  Several train where accelerate puts each.
+        device: device of a single process; None is the CPU.
 
     Raises:
-        ConfigError: several were started, but accelerate cannot be imported.
+        ConfigError: there are several processes, but accelerate is not installed.
     """
     return Workers(device) if int(os.environ.get("WORLD_SIZE", "1")) < 2 else _launched()
 
@@ -92,7 +92,7 @@ def _launched() -> LaunchedWorkers:
 
 
 def repeatable(device: torch.device) -> None:
-    """Choose kernels that give the same bits each time; CPU kernels do already."""
+    """Choose deterministic kernels; CPU kernels are."""
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -100,15 +100,15 @@ def repeatable(device: torch.device) -> None:
 
 @contextmanager
 def locked(folder: Path, doing: str, flag: str) -> Iterator[None]:
-    """Keep other processes out of a folder; the system releases it when the process ends, however it ends.
+    """Lock a folder against other processes; the system releases the lock when the process ends.
 
     Args:
-        folder: made where it is missing.
-        doing: what two processes would be doing there at once, for the message.
-        flag: that names the folder.
+        folder: created if missing.
+        doing: what the process does there, for the message.
+        flag: the option that names the folder.
 
     Raises:
-        ConfigError: another process holds it, or it cannot be written.
+        ConfigError: another process has the lock, or the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ def locked(folder: Path, doing: str, flag: str) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         raise ConfigError(
-            f"another process is {doing} in {folder}; wait until it has ended, or name another folder with {flag}"
+            f"another process is {doing} in {folder}; wait until it ends, or name another folder with {flag}"
         ) from None
     except OSError as error:
         raise ConfigError(f"{folder} cannot be used: {error.strerror or error}; name another with {flag}") from error

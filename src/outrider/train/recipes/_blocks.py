@@ -1,7 +1,7 @@
-"""Blocks of slots drafted at chosen starts of a text, and how they see it: the training of block drafters.
+"""The training of block drafters: blocks of slots at chosen starts of a text, and their attention mask.
 
-A block's rows see the context strictly before their anchor, since the anchor's own features are not known before the
-next pass, and each other; never another block's (DSpark, arXiv 2607.05147, §3.4).
+A block's rows see each other and the context strictly before their anchor, because the anchor's features are unknown
+before the next pass; they do not see other blocks (DSpark, arXiv 2607.05147, §3.4).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from outrider.train.recipes.base import starts
 
 @dataclass(frozen=True, eq=False)
 class Drafted:
-    """Blocks of a batch, as many for each text."""
+    """Drafted blocks of a batch, equally many per text."""
 
     rows: torch.Tensor
-    """int64 [B, A]: the start of each block, its anchor being the next token."""
+    """int64 [B, A]: the start of each block; its anchor is the next token."""
     real: torch.Tensor
-    """bool [B, A]: blocks that fill up a text's share are not."""
+    """bool [B, A]: False for blocks that are padding."""
     slots: Slots
     """[B, A, drafts, …]."""
     previous: torch.Tensor
@@ -32,12 +32,12 @@ class Drafted:
 
     @property
     def texts(self) -> torch.Tensor:
-        """Number of each block's text: int64 [B, A]."""
+        """The number of each block's text: int64 [B, A]."""
         return torch.arange(len(self.rows), device=self.rows.device).unsqueeze(1).expand_as(self.rows)
 
 
 def choose_starts(batch: Batch, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Up to ``most`` starts of each text, drawn by the batch's dice: int64 and bool [B, A]."""
+    """Draw up to ``most`` starts of each text with the batch's generator: int64 and bool [B, A]."""
     counted = starts(batch, 1)[0]
     lots = torch.rand(counted.shape, generator=batch.generator()).to(counted.device).masked_fill(~counted, -1.0)
     best = lots.topk(min(most, counted.shape[1]), dim=1)
@@ -45,7 +45,7 @@ def choose_starts(batch: Batch, most: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def draft_blocks(head: DSparkHead, batch: Batch, teacher: Teacher, rows: torch.Tensor, real: torch.Tensor) -> Drafted:
-    """Run a head on blocks that begin at chosen starts."""
+    """Run a head on blocks at chosen starts."""
     config, device = head.config, batch.tokens.device
     reach = torch.arange(config.slots, device=device)
     places = (rows + 1).unsqueeze(-1) + reach  # [B, A, slots]: positions of anchors and masks
@@ -64,7 +64,7 @@ def draft_blocks(head: DSparkHead, batch: Batch, teacher: Teacher, rows: torch.T
 
 
 def _hidden(rows: torch.Tensor, real: torch.Tensor, length: int, slots: int) -> torch.Tensor:
-    """Bool [B, 1, A · slots, T + A · slots]: what a block's rows must not see."""
+    """Bool [B, 1, A · slots, T + A · slots]: the positions that a block's rows must not see."""
     later = torch.arange(length, device=rows.device) > rows.unsqueeze(-1)  # [B, A, T]
     blocks = rows.shape[1]
     others = ~torch.eye(blocks, dtype=torch.bool, device=rows.device).repeat_interleave(slots, 1)

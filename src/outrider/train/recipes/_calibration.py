@@ -10,14 +10,14 @@ import torch
 Confidences = tuple[torch.Tensor, torch.Tensor]
 """[n, drafts] each: confidences before the sigmoid, and whether all drafts up to a slot were accepted."""
 _TEMPERATURES: Final = tuple(0.5 * 1.07**step for step in range(36))
-"""Tried for each slot: from 0.5 to 5.3."""
+"""Candidates for each slot: 0.5 to 5.3."""
 
 
 def scaling_temperatures(logits: torch.Tensor, right: torch.Tensor) -> tuple[float, ...]:
-    """What each slot's confidence is divided by, so that survivals are true (sequential temperature scaling).
+    """Temperatures of the slots' confidences, for calibrated survivals (sequential temperature scaling).
 
-    Slots are settled from the first on: each takes the temperature with which the product of all confidences so far is
-    best calibrated (DSpark, §3.2).
+    From the first slot on, each takes the temperature that calibrates the product of all confidences so far best
+    (DSpark, §3.2).
 
     Args:
         logits: [n, drafts], confidences before the sigmoid.
@@ -35,24 +35,24 @@ def scaling_temperatures(logits: torch.Tensor, right: torch.Tensor) -> tuple[flo
 
 
 def calibration_error(chances: torch.Tensor, happened: torch.Tensor, bins: int = 15) -> float:
-    """Expected calibration error: how far chances are from what happens, over bins of equally many."""
+    """Expected calibration error: the mean difference of chances and frequencies, over bins of equal size."""
     order = chances.argsort()
     pairs = zip(chances[order].tensor_split(bins), happened[order].float().tensor_split(bins), strict=True)
     return sum(float((said.mean() - did.mean()).abs()) * len(said) for said, did in pairs if len(said)) / len(chances)
 
 
 def survivals(logits: torch.Tensor, temperatures: Sequence[float]) -> torch.Tensor:
-    """How likely all drafts up to each slot are accepted, as confidences have it: [n, drafts]."""
+    """The probability that all drafts up to each slot are accepted, from confidences: [n, drafts]."""
     return torch.sigmoid(logits / torch.tensor(temperatures)).cumprod(-1)
 
 
 def cross_validated_errors(parts: Sequence[Confidences]) -> Mapping[str, float]:
-    """The calibration error, averaged over slots, before temperatures were set and after.
+    """The calibration error averaged over slots, without and with temperatures.
 
-    Temperatures are fitted on one half of the parts and evaluated on the other half, both ways.
+    Temperatures are fitted on one half of the parts and evaluated on the other, both ways.
 
     Args:
-        parts: texts that belong together; fewer than two of them cannot be checked.
+        parts: confidences by batch; with fewer than two the result is empty.
     """
     halves = [[part for part in half if len(part[0])] for half in (parts[::2], parts[1::2])]
     if not all(halves):

@@ -1,4 +1,4 @@
-"""Distillation of a small decoder: its loss, its acceptance and what is written of it."""
+"""Distillation of a small decoder: its loss, its acceptance and its files."""
 
 from __future__ import annotations
 
@@ -25,19 +25,17 @@ _MADE: Final = "made.json"
 
 
 class DraftModelProduct(Product):
-    """A model in transformers' own format: both backends, and other engines, load it like any other."""
+    """A model in transformers' format, which both backends and other engines load."""
 
     shows_untrained = True
     starts_from_heads = False
 
     def write(self, folder: Path, network: SmallDecoder, target: TargetFacts, made: Mapping[str, Any]) -> None:
-        """Write the model with the target's embeddings and tokenizer, and how it was made beside it."""
         network.write(folder)
         facts = {"target": dataclasses.asdict(target), "cut": dataclasses.asdict(network.cut), "training": dict(made)}
         (folder / _MADE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
     def arms(self, method: str, output: Path) -> dict[str, Speculation]:
-        """The model as it began and as it is now."""
         return {
             f"{method}, {UNTRAINED}": Speculation(method).drafting_with(output / UNTRAINED, "the draft model"),
             method: Speculation(method).drafting_with(output, "the draft model"),
@@ -45,25 +43,25 @@ class DraftModelProduct(Product):
 
 
 class Columns(NamedTuple):
-    """The tokens that the loss of one batch looks at."""
+    """The tokens in the loss of one batch."""
 
     ids: torch.Tensor | None
-    """int64 [v + drawn]: the reduced vocabulary, then tokens drawn beside it; None is the whole vocabulary."""
+    """int64 [v + drawn]: the reduced vocabulary, then the drawn tokens; None is the whole vocabulary."""
     added: torch.Tensor | float
-    """fp32 [v + drawn], what is added to the logits of each, so that a drawn token stands for as many as were not."""
+    """fp32 [v + drawn], added to the logits, so that a drawn token also counts for those that were not drawn."""
 
 
 def columns(vocabulary: torch.Tensor | None, batch: Batch, teacher: Teacher, others: int) -> Columns:
-    """The reduced vocabulary and some tokens beside it, other ones for each batch.
+    """The reduced vocabulary, and other tokens drawn for each batch.
 
-    Tokens that no loss ever looks at may rise unseen until they are drafted.  So the sum over them is estimated from a
-    sample (Bengio and Senécal, "Adaptive importance sampling", 2008), here one that favours no token.
+    Without them, the logits of tokens outside the loss could rise until they are drafted.  So the sum over them is
+    estimated from a uniform sample (Bengio and Senécal, "Adaptive importance sampling", 2008).
 
     Args:
         vocabulary: int64 [v], ascending; None is the whole.
-        batch: has the dice.
-        teacher: knows how many tokens there are.
-        others: how many are drawn.
+        batch: has the generator.
+        teacher: has the size of the vocabulary.
+        others: number of tokens to draw.
     """
     if vocabulary is None:
         return Columns(None, 0.0)
@@ -86,16 +84,16 @@ def distillation_loss(
 ) -> LossReport:
     """The mean of an objective over every row of an answer.
 
-    With a reduced vocabulary both distributions are those over :func:`columns`, and where an objective reads the text's
-    own token, the rows whose next token is not in the vocabulary are left out.
+    With a reduced vocabulary both distributions are over :func:`columns`.  If the objective reads the text's own token,
+    rows whose next token is not in the vocabulary are left out.
 
     Args:
         head: the decoder.
         batch: the texts.
-        teacher: the target's own opinion.
-        objective: what to make small.
-        others: tokens drawn beside a reduced vocabulary.
-        weights: fp32 [B, T], how much each row counts; None is all alike.
+        teacher: the target's distribution.
+        objective: the objective to minimise.
+        others: tokens drawn in addition to a reduced vocabulary.
+        weights: fp32 [B, T], weights of rows; None weighs all equally.
     """
     x, known = draft_columns(head.ids, batch.following(1))
     counted = batch.mask & known if objective.reads_tokens else batch.mask
@@ -113,10 +111,7 @@ def distillation_loss(
 
 @torch.no_grad()
 def chain_guesses(head: SmallDecoder, batch: Batch, teacher: Teacher, depths: int) -> torch.Tensor:
-    """What the decoder would draft at every start, under the text's own tokens: int64 [depths, B, T].
-
-    The whole vocabulary is asked, as when it drafts.
-    """
+    """The decoder's drafts at every start, after the text's own tokens: int64 [depths, B, T]."""
     guesses = torch.full_like(batch.tokens, -1)
     guesses[batch.mask] = teacher.best(head(teacher.embed(batch.tokens))[batch.mask])
     return torch.stack([shifted(guesses, depth + 1) for depth in range(depths)])
@@ -124,7 +119,7 @@ def chain_guesses(head: SmallDecoder, batch: Batch, teacher: Teacher, depths: in
 
 @torch.no_grad()
 def agrees_with_target(head: SmallDecoder, batch: Batch, teacher: Teacher) -> torch.Tensor:
-    """Whether the decoder's most probable next token is the target's, among the tokens of the loss: bool [B, T]."""
+    """Whether the most probable tokens of decoder and target agree, among the tokens of the loss: bool [B, T]."""
     agrees = torch.zeros_like(batch.mask)
     guessed = teacher.logits(head(teacher.embed(batch.tokens))[batch.mask], head.ids).argmax(-1)
     agrees[batch.mask] = guessed == teacher.logits(batch.final[batch.mask], head.ids).argmax(-1)

@@ -1,4 +1,4 @@
-"""New heads: the sizes of their blocks, from the target's, and their first weights, from a seed."""
+"""New heads: block sizes from the target, and initial weights from a seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.models.base import TargetModel
 Head = TypeVar("Head", bound=torch.nn.Module)
 _HEAD_WIDTH = 64
 _SHARING = 3
-"""Query heads per key head, where that divides."""
+"""Query heads per key head, if that divides."""
 
 
 def block_shape(target: TargetModel, inner: int = 0, *, head_norms: bool = False) -> BlockShape:
@@ -39,20 +39,20 @@ def block_shape(target: TargetModel, inner: int = 0, *, head_norms: bool = False
 
 
 def draft_ids(target: TargetModel, vocabulary: torch.Tensor | None) -> torch.Tensor:
-    """The tokens a head drafts: a reduced vocabulary, or None for all of the target's: int64 [v]."""
+    """The tokens that a head drafts; all of the target's if ``vocabulary`` is None: int64 [v]."""
     return torch.arange(target.vocabulary) if vocabulary is None else vocabulary
 
 
 def new_head(
     kind: Callable[[Any], Head], config: Any, seed: int, begin: Callable[[Head], None] = lambda head: None
 ) -> Head:
-    """A head with random weights that a seed fixes.
+    """A head with random weights from a seed.
 
     Args:
         kind: its class.
         config: its configuration.
         seed: of the weights.
-        begin: sets the weights that are not random, and may draw more.
+        begin: sets weights that are not random, and may draw more.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)

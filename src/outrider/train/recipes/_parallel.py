@@ -1,4 +1,4 @@
-"""Training of heads that guess every depth from one row, each without seeing the others' guesses."""
+"""The training of heads that guess every depth from one row, independently."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from outrider.train.recipes.base import (
 )
 
 _RANKS: Final = 10
-"""Guesses of a head that a tree may use."""
+"""Most guesses of a head in a tree."""
 _MOST_ROWS: Final = 512
-"""Rows whose logits are made at once where no gradient is wanted."""
+"""Most rows whose logits are computed at once without gradients."""
 
 
 def parallel_loss(recipe: Recipe, head: Any, batch: Batch, teacher: Teacher) -> LossReport:
     """The weighted mean of the recipe's objective over every start and depth.
 
-    With a reduced vocabulary the teacher's distribution is that over its tokens alone, and rows whose next token
-    it lacks are left out.
+    With a reduced vocabulary the teacher's distribution is over its tokens alone, and rows whose next token is not in
+    it are left out.
 
     Args:
         recipe: has the objective and the weights of depths.
         head: rows [n, width] to logits [n, depths, v], with ``ids`` [v].
         batch: the texts.
-        teacher: the target's own distribution.
+        teacher: the target's distribution.
     """
     objective, counted = recipe.divergence, starts(batch, head.config.heads)
     chosen, ids = counted[0], _reduced(head, teacher)
@@ -55,7 +55,7 @@ def parallel_loss(recipe: Recipe, head: Any, batch: Batch, teacher: Teacher) -> 
 
 
 def _reduced(head: Any, teacher: Teacher) -> torch.Tensor | None:
-    """The head's draft vocabulary, or None where it is the whole."""
+    """The head's draft vocabulary; None if it is the whole."""
     ids: torch.Tensor = head.ids
     return ids if len(ids) < teacher.vocabulary else None
 

@@ -1,8 +1,8 @@
-"""A small decoder of the target's family, made out of the target itself.
+"""A small decoder of the target's family, cut out of the target.
 
-Some of its layers, and of each the most useful channels of the feed-forward part, whose usefulness is
-‖gate‖·‖up‖·‖down‖: the product of the norms of all weights that reach a channel or leave it, which bounds what it
-can add to a row.  Embeddings and LM head are the target's and stay so; training teaches the blocks alone.
+It has some of the layers and, of each, the most useful channels of the feed-forward part.  The usefulness of a channel
+is ‖gate‖·‖up‖·‖down‖, the product of the norms of its weights, which bounds what it can add to a row.  Embeddings and
+LM head are the target's; only the blocks are trained.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import writing
+from outrider.models.base import TargetModel
 from outrider.models.hf.blueprint import blueprint
 from outrider.models.hf.pruned import BODY, body, run, smaller_config, write_folder
 from outrider.models.loading import ModelFiles, open_model
 from outrider.models.native.decoder_plan import FAMILIES
 from outrider.models.parameters import parameters
-
-if TYPE_CHECKING:
-    from outrider.models.base import TargetModel
 
 
 @dataclass(frozen=True)
@@ -37,46 +35,45 @@ class Cut:
 
 
 def spread_layers(count: int, layers: int) -> tuple[int, ...]:
-    """So many layers, evenly spread, the first and the last among them; one is the first.
+    """``count`` evenly spread layers with the first and the last; a single one is the first.
 
     Raises:
-        ConfigError: there are not so many.
+        ConfigError: the target has fewer layers.
     """
     if not 1 <= count <= layers:
-        raise ConfigError(f"the target has {layers} layers, so from 1 to {layers} of them can be kept, not {count}")
+        raise ConfigError(f"the target has {layers} layers, so keep from 1 to {layers} of them, not {count}")
     return tuple(round(place * (layers - 1) / max(1, count - 1)) for place in range(count))
 
 
 def parse_layers(text: str, layers: int) -> tuple[int, ...]:
-    """The layers that a text such as ``0,9,29`` names.
+    """Parse layers such as ``0,9,29``.
 
     Raises:
-        ConfigError: it is not such a text, or the target has no such layer.
+        ConfigError: the text is malformed, or the target has no such layer.
     """
     try:
         chosen = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(f"layers are named by numbers with commas between, such as 0,9,29, not {text!r}") from None
+        raise ConfigError(f"layers are numbers separated by commas, such as 0,9,29, not {text!r}") from None
     if list(chosen) != sorted(set(chosen)):
-        raise ConfigError(f"layers must be named in rising order, each once, not {text!r}")
+        raise ConfigError(f"layers must be in ascending order, each once, not {text!r}")
     if wrong := [layer for layer in chosen if not 0 <= layer < layers]:
         raise ConfigError(f"there is no layer {wrong[0]} to keep: the target's are 0 to {layers - 1}")
     return chosen
 
 
 class SmallDecoder(torch.nn.Module):
-    """The small decoder as it is trained: blocks and final norm, between the target's embeddings and LM head."""
+    """The trained part of a small decoder: blocks and final norm, between the target's embeddings and LM head.
+
+    Args:
+        files: the target's files.
+        cut: what to keep.
+        ids: int64 [v], the tokens of the loss; None is all.
+    """
 
     ids: torch.Tensor | None
 
     def __init__(self, files: ModelFiles, cut: Cut, ids: torch.Tensor | None) -> None:
-        """Take the blocks out of a target.
-
-        Args:
-            files: the target's.
-            cut: what is kept.
-            ids: int64 [v], the tokens that the loss looks at; None is all.
-        """
         super().__init__()
         self.files, self.cut = files, cut
         self.register_buffer("ids", None if ids is None else ids.clone())
@@ -91,7 +88,7 @@ class SmallDecoder(torch.nn.Module):
         return run(self.body, embedded)
 
     def write(self, folder: Path) -> None:
-        """Write it as a model of its own, with the target's embeddings, LM head and tokenizer."""
+        """Write a complete model, with the target's embeddings, LM head and tokenizer."""
         own = {f"{BODY}{name}": weight for name, weight in self.body.state_dict().items()}
         numbers = parameters(self.files)
         due = blueprint(self.config).shapes
@@ -101,13 +98,15 @@ class SmallDecoder(torch.nn.Module):
 
 
 def source_of(target: TargetModel) -> ModelFiles:
-    """The files of a target that smaller decoders can be made out of.
+    """The files of a target, to cut a smaller decoder out of it.
 
     Raises:
-        ConfigError: it was made in memory, or its family is not one that a decoder can be cut from.
+        ConfigError: the target was made in memory, or its family is not supported.
     """
     if target.source is None:
-        raise ConfigError("a draft model is cut out of the target's files, and this target was made in memory")
+        raise ConfigError(
+            "a draft model is cut out of the target's files, but this target has none; load one from disk"
+        )
     files = open_model(target.source)
     if files.config.model_type not in FAMILIES:
         raise ConfigError(
@@ -122,20 +121,20 @@ def source_of(target: TargetModel) -> ModelFiles:
 
 
 def check_cut(cut: Cut, files: ModelFiles) -> None:
-    """Refuse to keep more than the target has.
+    """Refuse to keep more channels than the target has.
 
     Raises:
-        ConfigError: naming what it has.
+        ConfigError: the message names the number of channels.
     """
     if cut.inner > files.config.intermediate_size:
         raise ConfigError(
-            f"{files.name} has {files.config.intermediate_size} channels in a feed-forward part, and {cut.inner} were "
-            "to be kept"
+            f"{files.name} has {files.config.intermediate_size} channels in a feed-forward part; keep at most as many, "
+            f"not {cut.inner}"
         )
 
 
 def _kept(files: ModelFiles, small: Any, cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each parameter of the blocks and of the final norm, by its name in the small model."""
+    """The parameters of the blocks and the final norm, by name in the small model."""
     due, numbers = blueprint(small).shapes, parameters(files)
     for name in due:
         if name.startswith(BODY) and not name.startswith((f"{BODY}layers.", f"{BODY}embed_tokens.")):
@@ -155,10 +154,10 @@ def most_useful_channels(
     """The most useful channels of one feed-forward part, ascending: int64 [wanted].
 
     Args:
-        parts: parameters of a layer; matrices that share a tensor lie one after the other in it.
+        parts: parameters of a layer; a tensor may contain several matrices one after the other.
         shapes: shape of each in the smaller model.
-        inner: channels there are.
-        wanted: channels to keep.
+        inner: number of channels.
+        wanted: number of channels to keep.
     """
     score = torch.ones(inner, dtype=torch.float64)
     for name, part in parts.items():
@@ -169,7 +168,7 @@ def most_useful_channels(
 
 
 def keep_channels(part: torch.Tensor, shape: Sequence[int], inner: int, channels: torch.Tensor) -> torch.Tensor:
-    """A parameter with only some channels, in the dimension where it is larger than in the smaller model."""
+    """A parameter with some of its channels, in the dimension in which it is larger than in the smaller model."""
     for dimension in _differing(part.shape, shape):
         matrices = torch.arange(part.shape[dimension] // inner) * inner
         part = part.index_select(dimension, (matrices[:, None] + channels).flatten())

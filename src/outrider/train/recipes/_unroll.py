@@ -1,7 +1,7 @@
-"""Training-time test: a head's steps, each reading what the step before answered (EAGLE-3, Li et al. 2025, §3.2).
+"""Training-time test: unrolled steps of a head, each reading the output of the one before (EAGLE-3, 2025, §3.2).
 
-Row t of step s stands for the s-th draft after the token t + 1.  It sees the first step's keys of rows 0 … t, which
-are made from the target's own features as they will be when it drafts, and its own keys of the steps in between.
+Row t of step s is the s-th draft after token t + 1.  It sees the first step's keys of rows 0 … t, which come from the
+target's own features as in drafting, and its own keys of the steps in between.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outrider.train.recipes.base import Acceptance, best_tokens, drafted_accepta
 
 @dataclass(eq=False)
 class _Layer:
-    """Keys and values of one block: the first step's, and each later step's of the same row."""
+    """Keys and values of one block: those of the first step, and of each later step."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -36,11 +36,11 @@ class _Keys:
         self._first = True
 
     def next_step(self) -> None:
-        """The blocks are run again, from the first."""
+        """Start the next step, again from the first block."""
         self._turn, self._first = 0, False
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
-        """Attend to the first step's keys up to a row's own, and to its keys of the steps since."""
+        """Attend to the first step's keys up to a row's own, and to the row's keys of later steps."""
         group = query.shape[1] // key.shape[1]
         key, value = (part.repeat_interleave(group, 1) for part in (key, value))
         if self._first:
@@ -68,13 +68,13 @@ def _mix(query: torch.Tensor, layer: _Layer, scaling: float) -> torch.Tensor:
 def unroll(
     head: Any, batch: Batch, teacher: Teacher, steps: int, noise: torch.Tensor | float = 0.0
 ) -> Iterator[torch.Tensor]:
-    """The answers of each step, [B, T, width].
+    """The output of each step, [B, T, width].
 
     Args:
         head: an EAGLE network.
         batch: the texts.
         teacher: has the embeddings.
-        steps: how many.
+        steps: number of steps.
         noise: added to the first step's features.
     """
     keys = _Keys()

@@ -1,4 +1,4 @@
-"""The loss over drafted positions, and how much each counts: a draft is of use only if all before it were accepted."""
+"""The loss over drafted positions and its weights: a draft helps only if all drafts before it are accepted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.errors import ConfigError
 from outrider.train.recipes.base import LossReport
 
 Place = torch.Tensor | tuple[torch.Tensor, ...]
-"""What picks starts from a grid: a mask of its shape, or an index for each of its dimensions."""
+"""Selects starts from a grid: a mask, or an index for each dimension."""
 
 
 def geometric(depths: int, ratio: float) -> torch.Tensor:
@@ -27,7 +27,7 @@ def exponential(depths: int, scale: float) -> torch.Tensor:
 
 
 def d_pace(q: torch.Tensor, alpha: float, counted: torch.Tensor | None = None) -> torch.Tensor:
-    """D-PACE: weigh each position by what the accepted length would gain from it, as the draft now stands.
+    """D-PACE: weigh each position by its effect on the expected accepted length of the current draft.
 
     Source: "D-PACE: dynamic position-aware cross-entropy for parallel speculative drafting", 2026 (arXiv 2605.18810,
     equations 7 and 8).  With the smoothed confidence c_i = (1 − α)·q_i + α the expected accepted length is
@@ -35,9 +35,8 @@ def d_pace(q: torch.Tensor, alpha: float, counted: torch.Tensor | None = None) -
 
     Args:
         q: [..., depths], the draft's probability of each position's true token; no gradient flows through it.
-        alpha: smoothing, from 0 (weights as the draft deserves) to 1 (weights depths, depths − 1 … 1).
-        counted: bool [..., depths], positions that there are, the first ones; beyond a text's end nothing is gained.
-            None is all.
+        alpha: smoothing, from 0 (none) to 1 (weights depths, depths − 1 … 1).
+        counted: bool [..., depths], positions before the text's end; None is all.
 
     Returns:
         [..., depths].
@@ -50,12 +49,12 @@ def d_pace(q: torch.Tensor, alpha: float, counted: torch.Tensor | None = None) -
 
 @dataclass(frozen=True)
 class Weighting:
-    """A way to weigh positions that a recipe can be told to use."""
+    """A way to weigh positions."""
 
     number: str
-    """The recipe's option that is its number."""
+    """The recipe's option that is its parameter."""
     reads_draft: bool
-    """Whether weights depend on what the draft now says, so that every text and start has its own."""
+    """Whether weights depend on the current draft, so that every text and start has its own."""
     weigh: Callable[[torch.Tensor, float, torch.Tensor], torch.Tensor]
     """(q [..., depths], number, counted [..., depths]) → the weights [depths], or [..., depths] if it reads q."""
 
@@ -65,23 +64,23 @@ WEIGHTINGS: Final = {
     "exponential": Weighting("scale", False, lambda q, scale, counted: exponential(q.shape[-1], scale)),
     "d_pace": Weighting("smoothing", True, d_pace),
 }
-"""Every weighting, by the name that ``--weights`` takes."""
+"""All weightings, by their names in ``--weights``."""
 NAMES: Final = ", ".join(WEIGHTINGS)
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A weighting with its number."""
+    """A weighting with its parameter."""
 
     weighting: Weighting
     number: float
 
     @classmethod
     def of(cls, recipe: Any) -> Weights:
-        """The weighting that a recipe's option ``weights`` names, geometric if it has none, with its number.
+        """The weighting of a recipe's option ``weights``, or geometric, with its parameter.
 
         Raises:
-            ConfigError: there is no such weighting, or the recipe has a number for another one.
+            ConfigError: there is no such weighting, or the recipe sets the parameter of another one.
         """
         name = getattr(recipe, "weights", "geometric")
         if name not in WEIGHTINGS:
@@ -90,7 +89,7 @@ class Weights:
         others = {each.number for each in WEIGHTINGS.values()} - {weighting.number}
         for item in dataclasses.fields(recipe):
             if item.name in others and getattr(recipe, item.name) != item.default:
-                raise ConfigError(f"{recipe.method}: {item.name} is not read where the weights are {name}")
+                raise ConfigError(f"{recipe.method}: {item.name} has no effect with {name} weights; leave it out")
         return cls(weighting, getattr(recipe, weighting.number))
 
     def __call__(self, q: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
@@ -99,12 +98,12 @@ class Weights:
 
 
 class WeightedLoss:
-    """The weighted mean of the losses of one batch, gathered depth by depth.
+    """The weighted mean of the losses of one batch, added depth by depth.
 
     Args:
-        recipe: names the weights, see :meth:`Weights.of`.
+        recipe: has the weights, see :meth:`Weights.of`.
         counted: bool [depths, …], the starts at which a guess counts at each depth.
-        like: of the precision and on the device of the losses.
+        like: a tensor with the precision and the device of the losses.
     """
 
     def __init__(self, recipe: Any, counted: torch.Tensor, like: torch.Tensor) -> None:
@@ -120,15 +119,15 @@ class WeightedLoss:
     def add(
         self, depth: int, place: Place, losses: torch.Tensor, z: torch.Tensor, x: torch.Tensor, **terms: torch.Tensor
     ) -> None:
-        """Take the losses of a depth.
+        """Add the losses of a depth.
 
         Args:
             depth: counted from 0.
-            place: which starts they are of.
+            place: the starts of the losses.
             losses: [n].
-            z: [n, v], the draft's logits there; not read by weights that do not depend on the draft.
-            x: int64 [n], the text's own token there, an index into the same v columns; likewise.
-            terms: [n], terms of the losses that get a column of the record, too.
+            z: [n, v], the draft's logits; read only by weights that depend on the draft.
+            x: int64 [n], the text's own token as an index into the same v columns; likewise.
+            terms: [n], terms of the losses that also get a column in the record.
         """
         for name, values in {"loss": losses, **terms}.items():
             self._parts[f"{name}_{depth + 1}"] = values.detach().mean()
@@ -141,7 +140,7 @@ class WeightedLoss:
         self._weight += self._shares[depth] * len(losses)
 
     def report(self) -> LossReport:
-        """The weighted mean of everything taken."""
+        """The weighted mean of all losses."""
         if self._waiting:
             weights = self._weights(self._q, self._counted)
             for depth, place, losses in self._waiting:

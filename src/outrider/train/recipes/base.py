@@ -1,8 +1,8 @@
-"""What a recipe is: a method's head, its loss and its acceptance.  The loop knows nothing else of a method.
+"""The protocol of a recipe: a method's head, its loss and its acceptance.  The loop knows nothing else of a method.
 
-Words: a *start* is a row t whose features are the last that are known; token t + 1 is the anchor there, which the
-target chose itself.  Depth d (0-based) guesses token t + 2 + d, and the target's own opinion of it is that of row
-t + 1 + d.  A guess counts at depth d where rows t … t + 1 + d all count (``Batch.mask``).
+A *start* is a row t, the last with known features; its anchor is token t + 1, the target's own choice.  Depth d, from
+0, guesses token t + 2 + d, and row t + 1 + d has the target's distribution of it.  A guess counts at depth d if rows
+t … t + 1 + d all count (``Batch.mask``).
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from outrider.errors import ConfigError
+from outrider.models.base import TargetModel
 from outrider.options import check_options
 from outrider.train.features.batches import Batch, shifted
+from outrider.train.features.teacher import Teacher
 from outrider.train.objectives import Objective, make_objective
 from outrider.train.products import Product
-
-if TYPE_CHECKING:
-    from outrider.models.base import TargetModel
-    from outrider.train.features.teacher import Teacher
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,15 +31,15 @@ class LossReport:
     """The loss of one batch."""
 
     loss: torch.Tensor
-    """Scalar, the weighted mean over the batch: what is differentiated."""
+    """Scalar, the weighted mean over the batch."""
     weight: float
-    """The sum of weights the mean was taken over; batches of one step are averaged by it."""
+    """The sum of weights; batches of one step are averaged by it."""
     parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Detached scalars worth a column of the record, each a mean by the same weights (loss by depth or by term)."""
+    """Detached scalars for columns of the record, means by the same weights (loss by depth or by term)."""
 
 
 def mean_parts(reports: Sequence[LossReport]) -> dict[str, float]:
-    """Parts of the loss over the batches of a step, by each report's weight."""
+    """Weighted means of the loss parts over the batches of a step."""
     parts: dict[str, float] = {}
     weights: dict[str, float] = {}
     for report in reports:
@@ -53,7 +51,7 @@ def mean_parts(reports: Sequence[LossReport]) -> dict[str, float]:
 
 @dataclass(frozen=True, eq=False)
 class Acceptance:
-    """Guesses that were the target's own most probable token, by depth; only starts accepted so far are tested."""
+    """Guesses equal to the target's most probable token, by depth; only starts accepted so far are tested."""
 
     accepted_by_text: torch.Tensor
     """int64 [texts, depths]."""
@@ -61,7 +59,7 @@ class Acceptance:
     """int64 [texts, depths]."""
 
     def __add__(self, other: Acceptance) -> Acceptance:
-        """The texts of both."""
+        """The acceptance over the texts of both."""
         mine, others = (self.accepted_by_text, self.tested_by_text), (other.accepted_by_text, other.tested_by_text)
         return Acceptance(*(torch.cat(pair) for pair in zip(mine, others, strict=True)))
 
@@ -77,7 +75,7 @@ class Acceptance:
 
     @property
     def rates(self) -> list[float]:
-        """Accepted ÷ tested at each depth; 0 where nothing was tested."""
+        """Accepted ÷ tested at each depth; 0 if nothing was tested."""
         return (self.accepted / self.tested.clamp(min=1)).tolist()
 
     @property
@@ -90,16 +88,15 @@ class Acceptance:
 
 
 class Recipe(ABC):
-    """How one method is trained: the base of frozen dataclasses of options, each with its default.
+    """How one method is trained; subclasses are frozen dataclasses of options.
 
-    Whatever a recipe draws comes from ``batch.generator()``: a batch's loss and acceptance are functions of their
-    arguments alone.
+    All random draws come from ``batch.generator()``, so a batch's loss and acceptance depend on their arguments alone.
     """
 
     method: ClassVar[str]
-    """The method whose drafter runs the head: the name of the recipe's file."""
+    """The method whose drafter runs the head, and the name of the recipe's file."""
     product: ClassVar[Product] = Product()
-    """What is written of a trained network."""
+    """How trained networks are written."""
     objective: Any
     """Option: an objective's name, or a weighted sum of several."""
 
@@ -109,57 +106,53 @@ class Recipe(ABC):
 
     @cached_property
     def divergence(self) -> Objective:
-        """The objective that the option names."""
+        """The objective of the option."""
         return make_objective(self.objective)
 
     def layers_read(self, target: TargetModel) -> tuple[int, ...]:
-        """Target layers whose rows must be captured; ``target.layers`` (the final rows) is always captured too.
+        """Target layers whose rows must be captured; ``target.layers`` (the final rows) is always captured.
 
         Raises:
-            ConfigError: nothing of this method can be trained for the target.
+            ConfigError: the method cannot be trained for the target.
         """
         return (target.layers,)
 
     @abstractmethod
     def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> torch.nn.Module:
-        """The head to train, before its first step.
+        """A new head to train.
 
         Args:
             target: the model it drafts for.
             vocabulary: int64 [v], sorted ids of the reduced draft vocabulary; None is the whole.
-            seed: fixes its random weights.
+            seed: of its random weights.
         """
 
     @abstractmethod
     def loss(self, head: Any, batch: Batch, teacher: Teacher) -> LossReport:
-        """The loss of a batch; gradients reach the head's parameters alone."""
+        """The loss of a batch, with gradients for the head's parameters alone."""
 
     @abstractmethod
     def acceptance(self, head: Any, batch: Batch, teacher: Teacher) -> Acceptance:
-        """Held-out greedy acceptance by depth of a chain, from every start of the batch."""
+        """Held-out greedy acceptance of chains by depth, from every start of the batch."""
 
     def calibrate(self, head: Any, batches: Sequence[Batch], teacher: Teacher) -> Mapping[str, float]:
-        """Set what is measured, not learned, once the weights are final: a tree's shape, a confidence's temperature.
+        """Set what is measured and not learned, such as a tree's shape or a confidence's temperature.
 
-        It may replace ``head.config``; the weights stay.
+        Called once the weights are final.  It may replace ``head.config``, but not the weights.
 
         Returns:
-            Figures worth telling, by name.
+            Figures to print, by name.
         """
         return {}
 
     def next_stage(self, trained: Sequence[Any]) -> Recipe | None:
-        """The recipe of the next network of several that are trained one after another, or None when all are.
-
-        Args:
-            trained: the networks so far.
-        """
+        """The recipe of the next network after those in ``trained``; None if all are trained."""
         return None if trained else self
 
     def acceptance_by_member(
         self, heads: Sequence[Any], batches: Sequence[Batch], teacher: Teacher
     ) -> Mapping[str, Acceptance]:
-        """Held-out acceptance of several networks, by name: each alone and all together; empty for one."""
+        """Held-out acceptance of several networks by name, each alone and all together; empty for a single one."""
         return {}
 
 
@@ -168,13 +161,13 @@ _REGISTRY: dict[str, type[Recipe]] = {}
 
 
 def register(recipe: R) -> R:
-    """Make a recipe known; its method must be the name of the file it stands in."""
+    """Register a recipe; its method must be the name of its file."""
     _REGISTRY[recipe.method] = recipe
     return recipe
 
 
 def trainable() -> list[str]:
-    """Names of every method that can be trained, without importing them."""
+    """Names of all methods that can be trained, without importing them."""
     from outrider.train import recipes
 
     names = [module.name for module in pkgutil.iter_modules(recipes.__path__)]
@@ -182,15 +175,15 @@ def trainable() -> list[str]:
 
 
 def recipe_class(name: str) -> type[Recipe]:
-    """The recipe of a method, importing its file.
+    """Import the recipe of a method.
 
     Raises:
-        ConfigError: listing the methods that can be trained.
+        ConfigError: the method cannot be trained; the message lists those that can.
     """
     method = name.lower().replace("-", "_")
     if method not in _REGISTRY:
         if method not in trainable():
-            raise ConfigError(f"there is no training for {name!r}; there is for: {', '.join(trainable())}")
+            raise ConfigError(f"method {name!r} cannot be trained; trainable methods are: {', '.join(trainable())}")
         importlib.import_module(f"outrider.train.recipes.{method}")
     return _REGISTRY[method]
 
@@ -203,7 +196,7 @@ def best_tokens(batch: Batch, teacher: Teacher) -> torch.Tensor:
 def target_law(
     batch: Batch, teacher: Teacher, texts: torch.Tensor, rows: torch.Tensor, depth: int, ids: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The target's own distribution of the tokens guessed at a depth.
+    """The target's distribution of the tokens guessed at a depth.
 
     Args:
         batch: the texts.
@@ -220,7 +213,7 @@ def target_law(
 
 
 def drafted_tokens(head: Any, logits: torch.Tensor) -> torch.Tensor:
-    """Target ids of a head's best guesses, of logits [..., v]: int64 [...]."""
+    """Target ids of a head's best guesses, from logits [..., v]: int64 [...]."""
     best = logits.argmax(-1)
     tokens: torch.Tensor = best if head.ids is None else head.ids[best]
     return tokens
@@ -238,17 +231,17 @@ def starts(batch: Batch, depths: int) -> torch.Tensor:
 def drafted_acceptance(
     batch: Batch, chains: Sequence[torch.Tensor], best: torch.Tensor, at: torch.Tensor | None = None
 ) -> Acceptance:
-    """Acceptance of a chain drafted at every start, or of the tree that several chains merge into.
+    """Acceptance of a chain drafted at every start, or of the merged tree of several chains.
 
-    Each guess is made under the text's own tokens before it, and accepted if it is the target's most probable token in
-    a chain that was right at all depths before.  Deeper ones are tested while the text went on with that very token, as
-    it always does where the answer was written greedily: elsewhere the next row is another text's.
+    Guesses follow the text's own tokens.  A guess is accepted if it is the target's most probable token and its chain
+    was right at all depths before.  Deeper guesses are tested only while the text continues with that token, because
+    otherwise the next row belongs to another text; greedy answers always continue.
 
     Args:
         batch: the texts.
-        chains: of each drafter, int64 [depths, B, T], target token ids.
+        chains: int64 [depths, B, T] of each drafter, target token ids.
         best: int64 [B, T], the target's most probable next token of every row.
-        at: bool [B, T], the starts where chains were drafted; None is every start.
+        at: bool [B, T], the starts with drafts; None is every start.
     """
     accepted, tested = [], []
     begun = torch.ones_like(batch.mask) if at is None else at

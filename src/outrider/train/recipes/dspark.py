@@ -1,4 +1,4 @@
-"""DSpark: total variation and cross-entropy on blocks, and a confidence that learns what would be accepted.
+"""DSpark: total variation and cross-entropy on blocks, and a confidence that learns the acceptance rate.
 
 Source: DeepSeek-AI and Peking University 2026 (arXiv 2607.05147, §3.4).
 """
@@ -8,15 +8,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from outrider.errors import ConfigError
 from outrider.heads.dspark import CORRECTIONS, DSparkConfig, DSparkHead
+from outrider.models.base import TargetModel
 from outrider.options import option
 from outrider.train.features.batches import Batch, shifted
+from outrider.train.features.teacher import Teacher
 from outrider.train.features.vocabulary import draft_columns
 from outrider.train.recipes._blocks import choose_starts, corrected, draft_blocks
 from outrider.train.recipes._calibration import Confidences, cross_validated_errors, scaling_temperatures
@@ -34,10 +36,6 @@ from outrider.train.recipes.base import (
     target_law,
 )
 
-if TYPE_CHECKING:
-    from outrider.models.base import TargetModel
-    from outrider.train.features.teacher import Teacher
-
 
 @register
 @dataclass(frozen=True)
@@ -50,15 +48,15 @@ class DSparkRecipe(Recipe):
 
     slots: int = option(7, "Tokens of a block.", low=1, high=32)
     blocks: int = option(2, "Decoder layers.", low=1, high=16)
-    anchors: int = option(24, "Blocks drafted per text and step.", low=1, high=512)
+    anchors: int = option(24, "Blocks to draft per text and step.", low=1, high=512)
     correction: str = option("markov", "Correction by the token before: independent, markov, gated or rnn.")
     rank: int = option(64, "Rank of the correction.", low=1, high=4096)
-    weights: str = option("exponential", f"How much each drafted token counts: {NAMES}.")
-    scale: float = option(4.0, "Slots after which a slot's weight has fallen to 1/e.", low=0.1, high=1000.0)
-    decay: float = option(0.8, "Geometric weight of each slot over that of the slot before it.", low=0.0, high=1.0)
-    smoothing: float = option(0.5, "How far D-PACE's weights keep from the draft's own chances.", low=0.0, high=1.0)
+    weights: str = option("exponential", f"Loss weights of drafted tokens: {NAMES}.")
+    scale: float = option(4.0, "Slots after which an exponential weight has fallen to 1/e.", low=0.1, high=1000.0)
+    decay: float = option(0.8, "Geometric loss weight of each slot relative to the one before.", low=0.0, high=1.0)
+    smoothing: float = option(0.5, "Smoothing of D-PACE's weights.", low=0.0, high=1.0)
     inner: int = option(0, "Width of the feed-forward parts; 0 is about 2.7 times the target's.", low=0)
-    mask_id: int = option(0, "Token whose embedding stands in the slots to be drafted.", low=0)
+    mask_id: int = option(0, "Token whose embedding fills the slots to be drafted.", low=0)
     objective: str = option("0.1*cross_entropy+1.8*tv", "Objective; the paper's is 0.1 CE + 0.9 L1, and L1 is 2 TV.")
 
     def __post_init__(self) -> None:
@@ -74,10 +72,9 @@ class DSparkRecipe(Recipe):
         return tuple(sorted({first + (2 * (last - first) * share + 4) // 8 for share in range(5)}))
 
     def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> DSparkHead:
-        """A head that begins with the target's LM head: see :meth:`outrider.heads.dspark.DSparkHead.begin`."""
         if self.mask_id >= target.vocabulary:
             raise ConfigError(
-                f"{self.method}: mask_id is {self.mask_id}, and the target has {target.vocabulary} tokens"
+                f"{self.method}: mask_id must be below the target's {target.vocabulary} tokens, not {self.mask_id}"
             )
         ids = draft_ids(target, vocabulary)
         config = DSparkConfig(
@@ -97,7 +94,7 @@ class DSparkRecipe(Recipe):
         return new_head(DSparkHead, config, seed, lambda head: head.begin(ids, target.unembed_rows(ids)))
 
     def loss(self, head: DSparkHead, batch: Batch, teacher: Teacher) -> LossReport:
-        """The objective of every slot of blocks at random starts, and of the confidence where there is one."""
+        """The objective of every slot of blocks at random starts, and the loss of the confidence if there is one."""
         drafted = draft_blocks(head, batch, teacher, *choose_starts(batch, self.anchors))
         logits, texts = corrected(head, drafted), drafted.texts
         counted = starts(batch, head.config.drafts)[:, texts, drafted.rows] & drafted.real
@@ -127,12 +124,12 @@ class DSparkRecipe(Recipe):
         return drafted_acceptance(batch, [guesses], best_tokens(batch, teacher), at)
 
     def calibrate(self, head: DSparkHead, batches: Sequence[Batch], teacher: Teacher) -> Mapping[str, float]:
-        """Set the temperatures of the confidence; returns its calibration error before and after."""
+        """Set the temperatures of the confidence, and return its calibration error before and after."""
         if not head.config.confidence:
             return {}
         parts = [_confidences(head, batch, teacher, self.anchors) for batch in batches]
         logits, right = (torch.cat(column) for column in zip(*parts, strict=True))
-        if not len(logits):  # no text is as long as a block
+        if not len(logits):  # every text is shorter than a block
             return {}
         head.config = dataclasses.replace(head.config, temperatures=scaling_temperatures(logits, right))
         return cross_validated_errors(parts)
@@ -148,7 +145,7 @@ def _confidences(head: DSparkHead, batch: Batch, teacher: Teacher, most: int) ->
     best = best_tokens(batch, teacher)
     truth = torch.stack([shifted(best, depth)[texts, drafted.rows] for depth in depths], -1)
     text = torch.stack([batch.following(depth + 1)[texts, drafted.rows] for depth in depths], -1)
-    # After a token that is not the target's own choice the text goes on as another one.
+    # After a token that is not the target's best, the text is another one.
     kept = whole & (truth == text)[..., :-1].all(-1)
     logits = head.confidence(drafted.previous, drafted.slots.hidden)[kept]
     return logits.cpu(), (guesses == truth)[kept].cumprod(-1).bool().cpu()
@@ -156,5 +153,5 @@ def _confidences(head: DSparkHead, batch: Batch, teacher: Teacher, most: int) ->
 
 @torch.no_grad()
 def _accepted(z: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """The chance that a draft from softmax(z) is accepted by p: Σ min(p, q)."""
+    """The probability that a draft from softmax(z) is accepted: Σ min(p, q)."""
     return torch.minimum(p, torch.softmax(z.float(), -1)).sum(-1)

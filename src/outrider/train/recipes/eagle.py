@@ -1,4 +1,4 @@
-"""EAGLE-1 and EAGLE-2: guess the target's next feature, and through its LM head the next token.
+"""EAGLE-1 and EAGLE-2: predict the target's next feature, and with its LM head the next token.
 
 Source: Li et al. 2024 (arXiv 2401.15077, §4.1); with more than one step, the context alignment of HASS (2408.15766).
 """
@@ -6,22 +6,20 @@ Source: Li et al. 2024 (arXiv 2401.15077, §4.1); with more than one step, the c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.nn.functional import smooth_l1_loss
 
 from outrider.heads.eagle import EagleConfig, EagleHead
+from outrider.models.base import TargetModel
 from outrider.options import option
 from outrider.train.features.batches import Batch
+from outrider.train.features.teacher import Teacher
 from outrider.train.recipes._new_head import block_shape, new_head
 from outrider.train.recipes._unroll import unroll, unrolled_acceptance
 from outrider.train.recipes._weighted_loss import WeightedLoss
 from outrider.train.recipes.base import Acceptance, LossReport, Recipe, register, starts, target_law
-
-if TYPE_CHECKING:
-    from outrider.models.base import TargetModel
-    from outrider.train.features.teacher import Teacher
 
 
 @register
@@ -32,15 +30,15 @@ class EagleRecipe(Recipe):
     method: ClassVar[str] = "eagle"
 
     steps: int = option(3, "Unrolled drafting steps; the paper's is 1.", low=1, high=16)
-    decay: float = option(0.8, "Weight of each step's loss over that of the step before it.", low=0.0, high=1.0)
+    decay: float = option(0.8, "Loss weight of each step relative to the one before.", low=0.0, high=1.0)
     noise: float = option(0.2, "Width of the uniform noise on features.", low=0.0, high=10.0)
-    feature_weight: float = option(1.0, "Weight of the features' smooth L1.", low=0.0)
+    feature_weight: float = option(1.0, "Weight of the smooth L1 loss of features.", low=0.0)
     token_weight: float = option(0.1, "Weight of the objective.", low=0.0)
     inner: int = option(0, "Width of the head's feed-forward part; 0 is about 2.7 times the target's.", low=0)
     objective: str = option("kl", "Objective, or a sum such as 0.1*cross_entropy+1.8*tv.")
 
     def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> EagleHead:
-        """A random head; the vocabulary is always the target's whole."""
+        """A random head; it always drafts from the whole vocabulary."""
         config = EagleConfig(block_shape(target, self.inner), self.layers_read(target))
         return new_head(EagleHead, config, seed)
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from outrider.heads.eagle3 import Eagle3Config, Eagle3Head
+from outrider.models.base import TargetModel
 from outrider.options import option
 from outrider.train.features.batches import Batch
+from outrider.train.features.teacher import Teacher
 from outrider.train.features.vocabulary import draft_columns
 from outrider.train.recipes._new_head import block_shape, draft_ids, new_head
 from outrider.train.recipes._unroll import unroll, unrolled_acceptance
 from outrider.train.recipes._weighted_loss import NAMES, WeightedLoss, Weights
 from outrider.train.recipes.base import Acceptance, LossReport, Recipe, register, starts, target_law
-
-if TYPE_CHECKING:
-    from outrider.models.base import TargetModel
-    from outrider.train.features.teacher import Teacher
 
 
 @register
@@ -29,10 +27,10 @@ class Eagle3Recipe(Recipe):
     method: ClassVar[str] = "eagle3"
 
     steps: int = option(5, "Unrolled drafting steps.", low=1, high=16)
-    weights: str = option("geometric", f"How much each drafted token counts: {NAMES}.")
-    decay: float = option(0.8, "Weight of each step's loss over that of the step before it.", low=0.0, high=1.0)
+    weights: str = option("geometric", f"Loss weights of drafted tokens: {NAMES}.")
+    decay: float = option(0.8, "Loss weight of each step relative to the one before.", low=0.0, high=1.0)
     scale: float = option(4.0, "Steps after which an exponential weight has fallen to 1/e.", low=0.1, high=1000.0)
-    smoothing: float = option(0.5, "How far D-PACE's weights keep from the draft's own chances.", low=0.0, high=1.0)
+    smoothing: float = option(0.5, "Smoothing of D-PACE's weights.", low=0.0, high=1.0)
     inner: int = option(0, "Width of the head's feed-forward part; 0 is about 2.7 times the target's.", low=0)
     objective: str = option("kl", "Objective, or a sum such as 0.1*cross_entropy+1.8*tv.")
 
@@ -46,7 +44,6 @@ class Eagle3Recipe(Recipe):
         return tuple(sorted({max(0, layer) for layer in (min(1, depth - 1), depth // 2 - 1, depth - 4)}))
 
     def head(self, target: TargetModel, vocabulary: torch.Tensor | None, seed: int) -> Eagle3Head:
-        """A head that begins near the target: see :meth:`outrider.heads.eagle3.Eagle3Head.begin`."""
         ids = draft_ids(target, vocabulary)
         config = Eagle3Config(block_shape(target, self.inner), self.layers_read(target), len(ids))
         return new_head(Eagle3Head, config, seed, lambda head: head.begin(ids, target.unembed_rows(ids)))

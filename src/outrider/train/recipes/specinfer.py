@@ -1,7 +1,7 @@
-"""SpecInfer's draft models, boost-tuned: each is trained on what those before it miss.
+"""SpecInfer's boost-tuned draft models: each is trained on what the earlier ones miss.
 
-Source: Miao et al., "SpecInfer", ASPLOS 2024 (arXiv 2305.09781), §3.2.  There whole prompts are filtered out once a
-member answers them as the target does; here single rows lose weight, so that each text is of use to every member.
+Source: Miao et al., "SpecInfer", ASPLOS 2024 (arXiv 2305.09781), §3.2.  The paper removes whole prompts that a member
+answers like the target; here single rows lose weight, so that every text helps every member.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class MembersProduct(DraftModelProduct):
     """A folder of draft models, ``1``, ``2`` and so on, whose merged tree is drafted."""
 
     def place(self, output: Path, index: int) -> Path:
-        """A numbered folder for each."""
+        """A numbered folder for each member."""
         return output / str(index + 1)
 
     def arms(self, method: str, output: Path) -> dict[str, Speculation]:
-        """The untrained model, each member alone, and all of them together."""
+        """The untrained model, each member alone, and all together."""
         single = DraftModelRecipe.method
         members = members_in(output)
         alone = {f"member {Path(member).name}": member for member in members}
@@ -52,22 +52,20 @@ class SpecInferRecipe(SmallDecoderRecipe):
     method: ClassVar[str] = "specinfer"
     product: ClassVar[Product] = MembersProduct()
 
-    members: int = option(3, "Draft models, trained one after another.", low=1, high=MOST_SOURCES)
-    easy: float = option(
-        0.2, "Weight of rows that an earlier member has right; those that all of them miss weigh 1.", low=0.0, high=1.0
-    )
+    members: int = option(3, "Draft models to train, one after another.", low=1, high=MOST_SOURCES)
+    easy: float = option(0.2, "Weight of rows that an earlier member gets right; others weigh 1.", low=0.0, high=1.0)
     _earlier: ClassVar[tuple[SmallDecoder, ...]] = ()
 
     def next_stage(self, trained: Sequence[SmallDecoder]) -> SpecInferRecipe | None:
-        """The next member, with those before it in mind."""
+        """The next member; it knows the earlier ones."""
         if len(trained) >= self.members:
             return None
         stage = dataclasses.replace(self)
-        vars(stage)["_earlier"] = tuple(trained)  # no option: networks are nothing that a state is recognised by
+        vars(stage)["_earlier"] = tuple(trained)  # not an option, so not part of a state's identity
         return stage
 
     def loss(self, head: SmallDecoder, batch: Batch, teacher: Teacher) -> LossReport:
-        """The objective of every row of an answer, less weighted where an earlier member is right."""
+        """The objective of every row of an answer, with less weight if an earlier member is right."""
         weights = None
         if self._earlier:
             known = torch.stack([agrees_with_target(member, batch, teacher) for member in self._earlier]).any(0)
@@ -81,7 +79,7 @@ class SpecInferRecipe(SmallDecoderRecipe):
     def acceptance_by_member(
         self, heads: Sequence[SmallDecoder], batches: Sequence[Batch], teacher: Teacher
     ) -> Mapping[str, Acceptance]:
-        """Held-out acceptance of each member alone, and of the merged tree of all."""
+        """Held-out acceptance of each member alone, and of the merged tree."""
         chosen = {f"member {number + 1}": (head,) for number, head in enumerate(heads)} | {"merged": tuple(heads)}
         parts = {name: [self._merged(some, batch, teacher) for batch in batches] for name, some in chosen.items()}
         return {name: sum(part[1:], part[0]) for name, part in parts.items()}

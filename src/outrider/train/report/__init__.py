@@ -1,1 +1,1 @@
-"""What a person sees of a training."""
+"""The output of a training: progress, summary, curve and records."""

@@ -1,21 +1,19 @@
-"""The curve of held-out accepted length over tokens trained on, extrapolated where that is justified."""
+"""The curve of held-out accepted length over training tokens, and its extrapolation if that is justified."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from outrider.train.evaluation.held_out import Evaluation
 from outrider.train.evaluation.intervals import LEAST_TEXTS, Interval, gain, interval_of, resamples
 
-if TYPE_CHECKING:
-    from outrider.train.evaluation.held_out import Evaluation
-
 LEAST_POINTS: Final = 4
-"""A curve of three numbers goes through any three points."""
+"""Fewest points for a fit: a curve of three numbers goes through any three points."""
 _POWERS: Final = np.geomspace(0.02, 3.0, 400)
 
 
@@ -27,21 +25,21 @@ class PowerLaw:
     scale: float
     power: float
     error: float
-    """Root mean square of what is left at the points."""
+    """Root mean square of the residuals."""
     tokens: float
-    """Most tokens of a point."""
+    """Tokens of the last point."""
 
     def at(self, tokens: float) -> float:
-        """τ after so many tokens."""
+        """τ at a token count."""
         return self.limit - self.scale * math.pow(tokens, -self.power)
 
     @property
     def bends(self) -> bool:
-        """Whether the curve has begun to flatten; before that, these points say nothing of a limit."""
+        """Whether the curve has begun to flatten; if not, the limit is unknown."""
         return self.power > 2 * float(_POWERS[0])
 
     def __str__(self) -> str:
-        flat = "" if self.bends else "; it has not bent yet, so the limit means nothing"
+        flat = "" if self.bends else "; it has not begun to flatten, so the limit is unknown"
         return (
             f"τ(n) ≈ {self.limit:.3f} − {self.scale:.3g}·n^−{self.power:.3f} (rms {self.error:.3f}): "
             f"{self.at(2 * self.tokens):.2f} at twice the tokens, {self.at(10 * self.tokens):.2f} at ten times{flat}"
@@ -50,11 +48,11 @@ class PowerLaw:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What more tokens would bring, or why that is not known."""
+    """The expected τ with more tokens, or why it is unknown."""
 
     law: PowerLaw | None = None
     twice: Interval | None = None
-    """τ at twice the tokens, under the law of each draw of texts."""
+    """τ at twice the tokens, with a bootstrap interval over texts."""
     reason: str = ""
     """Why there is no law."""
 
@@ -65,7 +63,7 @@ class Outlook:
 
 
 class _PowerLaws(NamedTuple):
-    """The law nearest to each of several curves: [curves] each; where none was found ``error`` is infinite."""
+    """The best law of each of several curves, [curves] each; ``error`` is infinite if there is none."""
 
     limit: np.ndarray
     scale: np.ndarray
@@ -73,20 +71,20 @@ class _PowerLaws(NamedTuple):
     error: np.ndarray
 
     def at(self, tokens: float) -> np.ndarray:
-        """τ after so many tokens, in units of the last point's."""
+        """τ at a token count, in units of the last point's."""
         lengths: np.ndarray = self.limit - self.scale * tokens**-self.power
         return lengths
 
 
 def fit(points: Sequence[tuple[int, float]], most: float = math.inf) -> PowerLaw | None:
-    """The saturating power law nearest to points in squares.
+    """Fit a saturating power law by least squares.
 
     Args:
-        points: (tokens, τ); those at no tokens are left out, as the law has no value there.
-        most: the longest accepted length the head could reach.
+        points: (tokens, τ); points with 0 tokens are ignored, because the law has no value there.
+        most: the longest possible accepted length.
 
     Returns:
-        The law, or None for fewer than four points or where none that stays below ``most`` rises.
+        The law; None with fewer than four points, or if no rising law stays below ``most``.
     """
     n, tau = np.array([point for point in points if point[0] > 0], dtype=np.float64).reshape(-1, 2).T
     if len(n) < LEAST_POINTS:
@@ -101,21 +99,20 @@ def fit(points: Sequence[tuple[int, float]], most: float = math.inf) -> PowerLaw
 def outlook(judged: Sequence[Evaluation], most: float) -> Outlook:
     """Extrapolate a curve of evaluations to twice the tokens.
 
-    It is followed only where more than the choice of texts made it rise: τ must have grown from half of the tokens to
-    all of them with its whole interval above zero.
+    It is extrapolated only if τ rose significantly in the second half of the tokens: the interval is above zero.
 
     Args:
-        judged: by the same texts, in the order of their tokens.
-        most: the longest accepted length the head could reach.
+        judged: evaluations on the same texts, in order.
+        most: the longest possible accepted length.
     """
     points = [evaluation for evaluation in judged if evaluation.tokens > 0 and evaluation.texts == judged[-1].texts]
     if len(points) < LEAST_POINTS:
-        return Outlook(reason=f"too few judgements to extrapolate: {len(points)}, and {LEAST_POINTS} is the least")
+        return Outlook(reason=f"too few evaluations to extrapolate: {len(points)} of at least {LEAST_POINTS}")
     last = points[-1]
     half = min(points[:-1], key=lambda evaluation: abs(evaluation.tokens - last.tokens / 2))
     rise = gain(half.counts, last.counts)
     if rise is None:
-        return Outlook(reason=f"too few held-out texts to extrapolate: {last.texts}, and {LEAST_TEXTS} is the least")
+        return Outlook(reason=f"too few held-out texts to extrapolate: {last.texts} of at least {LEAST_TEXTS}")
     change = f"from {half.tokens:,} to {last.tokens:,} tokens τ changed by {rise.as_change}"
     law = fit([(evaluation.tokens, evaluation.length) for evaluation in points], most)
     if rise.low <= 0 or law is None:
@@ -123,7 +120,7 @@ def outlook(judged: Sequence[Evaluation], most: float) -> Outlook:
     drawn = resamples(last.texts)
     curves = np.stack([evaluation.counts.lengths(drawn) for evaluation in points], 1)
     laws = _laws(np.array([evaluation.tokens / last.tokens for evaluation in points]), curves, most)
-    ahead = np.where(np.isfinite(laws.error), laws.at(2.0), curves[:, -1])  # a draw that does not rise stays
+    ahead = np.where(np.isfinite(laws.error), laws.at(2.0), curves[:, -1])  # without a law, τ stays
     return Outlook(law, interval_of(law.at(2 * last.tokens), ahead, last.texts))
 
 
@@ -131,9 +128,9 @@ def _laws(n: np.ndarray, tau: np.ndarray, most: float) -> _PowerLaws:
     """Fit curves.
 
     Args:
-        n: [points], as shares of the last.
+        n: [points], tokens as shares of the last.
         tau: [curves, points].
-        most: no limit is higher.
+        most: the upper bound of a limit.
     """
     best = _PowerLaws(*(np.full(len(tau), value) for value in (np.nan, np.nan, np.nan, np.inf)))
     for power in _POWERS:

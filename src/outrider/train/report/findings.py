@@ -1,4 +1,4 @@
-"""What a training measured: printed, drawn, and kept as JSON."""
+"""The results of a training, as text, plot and JSON."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SUMMARY: Final = "summary.json"
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """The course of a training that is over."""
+    """The course of a finished training."""
 
     method: str
     ended: str
-    """Why it is over."""
+    """Why it ended."""
     steps: int
     precision: str
     judged: Sequence[Evaluation]
@@ -35,23 +35,23 @@ class Findings:
     """(tokens, loss) of every step."""
     stopwatch: Stopwatch
     measured: Mapping[str, float] = field(default_factory=dict)
-    """What a recipe measured once the weights were final."""
+    """Figures of the recipe's calibration."""
     target_name: str = ""
-    """For the picture's title."""
+    """The target's name, for the plot's title."""
 
     @property
     def best(self) -> Evaluation:
-        """The evaluation of the weights that were kept."""
+        """The best evaluation, whose weights were kept."""
         return self.judged[self.best_index]
 
     @property
     def tokens(self) -> int:
-        """Answer tokens trained on, repeats counted."""
+        """Answer tokens trained on, with repeats."""
         return self.losses[-1][0] if self.losses else 0
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second, the time of evaluations left out."""
+        """Tokens per second, without evaluations."""
         return self.tokens / self.stopwatch.total(without=JUDGING)
 
     @cached_property
@@ -61,19 +61,19 @@ class Findings:
 
     @cached_property
     def outlook(self) -> Outlook:
-        """What more tokens would bring."""
+        """The expected τ with more tokens."""
         return outlook(self.judged, most=1.0 + len(self.best.accepted))
 
     def lines(self) -> Iterator[str]:
-        """What to print."""
+        """The lines to print."""
         shares = " · ".join(f"{name} {share:.0%}" for name, share in self.stopwatch.shares().items())
-        yield f"time: {shares}; {self.tokens_per_s:,.0f} tokens/s, judging left out"
+        yield f"time: {shares}; {self.tokens_per_s:,.0f} tokens/s without judging"
         yield f"curve: {self.outlook}"
         yield f"best: {str(self.best).lstrip()}"
         yield from (f"{name}: {value:.4f}" for name, value in self.measured.items())
 
     def summary(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """The results as a JSON object."""
         ends, law = self.best.rate_intervals, self.outlook.law
         rates = {
             "rates": self.best.rates,
@@ -96,12 +96,7 @@ class Findings:
         }
 
     def write(self, folder: Path, more: Mapping[str, Any] | None = None) -> None:
-        """Draw the curve and keep the summary in a folder.
-
-        Args:
-            folder: is there.
-            more: further fields of the summary.
-        """
+        """Write the plot and the summary to an existing folder; ``more`` has further fields of the summary."""
         title = f"{self.method} for {self.target_name}" if self.target_name else self.method
         drawn = picture(self.losses, self.curve, self.outlook.law, title)
         summary = json.dumps(self.summary() | dict(more or {}), indent=1, ensure_ascii=False)

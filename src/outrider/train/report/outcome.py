@@ -1,4 +1,4 @@
-"""The summary of a training, as text and JSON: how good, how fast, how to use it, what would improve it."""
+"""The summary of a training, as text and JSON: quality, speed, how to use the drafter, and how to improve it."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from outrider.train.report.findings import Findings
 from outrider.train.training_data import Texts
 
 _OFTEN: Final = 2.0
-"""Passes over the same texts after which other texts teach more."""
+"""From this many passes on, more texts help more than more passes."""
 _COVERED: Final = 0.98
-"""A draft vocabulary that covers less is worth a word."""
+"""Below this coverage, a larger draft vocabulary is suggested."""
 _FEW_TEXTS: Final = 30
-"""Held-out texts below which the interval is wide."""
+"""Below this many held-out texts, intervals are wide."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingOutcome:
-    """A drafter that was trained, and all that was measured of it."""
+    """A trained drafter and its measurements."""
 
     model: str
-    """The target, as it was named."""
+    """The target, as the user named it."""
     method: str
     output: Path
     findings: Findings
     texts: Texts
-    """What it was trained on."""
+    """The texts it was trained on."""
     vocabulary: DraftVocabulary | None = None
-    """The reduced draft vocabulary that was made for it."""
+    """The reduced draft vocabulary made for it."""
     by_member: Mapping[str, Acceptance] = field(default_factory=dict)
     """Held-out acceptance of each of several networks, by name."""
     payoff: Sequence[Mapping[str, Any]] = ()
-    """Plain decoding first, the drafter last."""
+    """Measured speed: plain decoding first, the drafter last."""
     starts: bool = True
-    """Whether a training can begin with what this one has made."""
+    """Whether a training can start from this drafter."""
     online: bool = False
-    """Whether texts were answered while training, so that nobody knows how often each was read."""
+    """Whether texts were answered during training, so that the number of passes is unknown."""
 
     def lines(self) -> Iterator[str]:
-        """What to print at the end."""
+        """The lines to print at the end."""
         where, tokens = shlex.quote(str(self.output)), self.findings.tokens
         passes = f" ({self._passes:.1f} passes over {len(self.texts.train):,} texts)" if self._passes else ""
         yield f"Trained: {self.method} for {self.model} on {tokens:,} answer tokens{passes}, in {where}"
@@ -55,7 +55,7 @@ class TrainingOutcome:
         yield from (f"To raise it: {one}" for one in self._advice())
 
     def to_json(self) -> dict[str, Any]:
-        """Fields of ``summary.json`` beside those of the training itself."""
+        """The fields of ``summary.json`` besides those of :class:`Findings`."""
         return {
             "model": self.model,
             "output": str(self.output),
@@ -70,7 +70,7 @@ class TrainingOutcome:
 
     @property
     def _passes(self) -> float:
-        """How often each text was read; 0 where that is not known."""
+        """Passes over the texts; 0 if unknown."""
         return 0.0 if self.online else self.findings.tokens / max(1, self.texts.answer_tokens)
 
     def _quality(self) -> str:
@@ -90,16 +90,18 @@ class TrainingOutcome:
 
     def _advice(self) -> Iterator[str]:
         outlook, vocabulary = self.findings.outlook, self.vocabulary
-        on = f" (go on with --start-from {shlex.quote(str(self.output))} and another --output)" if self.starts else ""
+        on = (
+            f" (continue with --start-from {shlex.quote(str(self.output))} and another --output)" if self.starts else ""
+        )
         if outlook.law is not None and outlook.twice is not None:
             yield f"more --tokens; the curve has τ {outlook.twice.value:.2f} ({outlook.twice}) at twice as many{on}"
         else:
-            yield f"perhaps more --tokens, but how far cannot be told: {outlook}{on}"
+            yield f"perhaps more --tokens, but the gain is unknown: {outlook}{on}"
         if self._passes > _OFTEN:
-            yield f"more prompts (--synthesise, --data), since each text was read {self._passes:.1f} times"
+            yield f"more prompts (--synthesise, --data), because each text was read {self._passes:.1f} times"
         if vocabulary is not None and vocabulary.coverage < _COVERED:
             size = len(vocabulary.ids)
             yield f"a larger --vocabulary: {size:,} tokens cover {vocabulary.coverage:.1%} of the answers"
         if len(self.texts.held_out) < _FEW_TEXTS:
             share = round(100 * VALIDATION_SHARE)
-            yield f"more prompts narrow the intervals, too: {share} in 100 are kept to judge by"
+            yield f"more prompts, which narrow the intervals too: {share} in 100 are held out"

@@ -1,4 +1,4 @@
-"""The picture of a training: loss, and under it held-out accepted length, over tokens."""
+"""The plot of a training: the loss, and below it the held-out accepted length, over tokens."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _LOSS: Final = (62, 200)
 _LENGTH: Final = (266, 426)
 """Top and bottom line of the lower panel."""
 _CAPTION: Final = 14
-"""From a panel's caption to its top line."""
+"""Distance from a panel's caption to its top line."""
 _TITLE: Final = 54
-"""Bold letters for which there is room."""
+"""Most letters of the title."""
 _MOST_POINTS: Final = 300
 _STYLE: Final = """<style>
 svg { font: 13px system-ui, sans-serif; background: #fcfcfb; }
@@ -29,13 +29,13 @@ svg { font: 13px system-ui, sans-serif; background: #fcfcfb; }
 def picture(
     losses: Sequence[tuple[int, float]], judged: Sequence[tuple[int, float]], law: PowerLaw | None, title: str
 ) -> str:
-    """An SVG file: loss by step above, held-out accepted length with its law below.
+    """An SVG file: the loss by step above, the held-out accepted length with its law below.
 
     Args:
         losses: (tokens, loss) of every step.
         judged: (tokens, τ) of every evaluation.
-        law: the fitted law, drawn on to ten times the tokens.
-        title: what was trained.
+        law: the fitted law, drawn to ten times the tokens.
+        title: the method and the target.
     """
     caption = lines_of(str(law), WIDTH - 16) if law is not None and judged else []
     drawing = Drawing(WIDTH, _LENGTH[1] + 32 + len(caption) * LINE, title)
@@ -97,7 +97,7 @@ def _short(tokens: float) -> str:
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
-    """At most so many points, each the mean of its neighbours."""
+    """At most :data:`_MOST_POINTS` points, each the mean of its neighbours."""
     size = -(-len(points) // _MOST_POINTS)
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups]

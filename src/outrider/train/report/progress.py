@@ -1,4 +1,4 @@
-"""Progress of a training on the screen: a bar with live figures, and a line for each evaluation."""
+"""The progress of a training: a bar with live figures, and a line for each evaluation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.train.evaluation.held_out import Evaluation
 
 
 class LiveProgress:
-    """A bar on a terminal; lines alone where there is none, or nothing at all without a console."""
+    """A bar on a terminal, lines elsewhere; nothing without a console."""
 
     def __init__(self, console: Console | None, tokens: int, done: int = 0) -> None:
         self._console = console
@@ -43,18 +43,12 @@ class LiveProgress:
             self._console.print(line)
 
     def step(self, tokens: int, loss: float, rate: float) -> None:
-        """A step was made.
-
-        Args:
-            tokens: trained on so far.
-            loss: of the last steps.
-            rate: tokens per second.
-        """
+        """Show the state after a step: tokens so far, recent loss, and tokens per second."""
         figures = f"· {rate:,.0f}/s · loss {loss:.3f}{self._held_out}"
         self._bar.update(self._task, completed=tokens, figures=figures)
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """The head was evaluated."""
+        """Print an evaluation."""
         by_position = " ".join(f"{rate:.2f}" for rate in evaluation.rates[:7])
         self._held_out = f" · held-out τ {evaluation.length:.2f} (α {by_position})"
         self.print(str(evaluation))

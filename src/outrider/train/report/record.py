@@ -1,4 +1,4 @@
-"""What a training measures on its way: CSV files with one row per step or evaluation, and seconds by phase."""
+"""Records of a training: CSV files with a row per step or evaluation, and seconds by phase."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from outrider.errors import TrainingError
 from outrider.train.saving import saving
 
 JUDGING: Final = "judging"
-"""The phase that is no part of training."""
+"""The phase of evaluations."""
 
 
 class Record:
-    """A CSV file that grows; it may be taken back to an earlier row, as a resumed training does."""
+    """A CSV file that grows, and that a resumed training cuts back to an earlier row.
+
+    Args:
+        path: the file; it is created if missing.
+        rows: the number of rows to keep.
+    """
 
     def __init__(self, path: Path, *, rows: int = 0) -> None:
-        """Open a record.
-
-        Args:
-            path: the file; made if it is not there.
-            rows: how many of its rows to keep.
-        """
         self._path = path
         kept = list(csv.DictReader(io.StringIO(path.read_text())))[:rows] if rows and path.exists() else []
         self._columns: list[str] = list(kept[0]) if kept else []
@@ -36,7 +35,7 @@ class Record:
         self._rewrite(kept)
 
     def add(self, row: Mapping[str, object]) -> None:
-        """Write one row; a column not seen before is added to those before it, empty."""
+        """Write one row; a new column is empty in earlier rows."""
         new = [name for name in row if name not in self._columns]
         if new:
             before = list(csv.DictReader(io.StringIO(self._path.read_text())))
@@ -61,7 +60,7 @@ class Record:
 
 
 class Stopwatch:
-    """Seconds spent in each phase, as they add up."""
+    """Seconds spent in each phase."""
 
     def __init__(self, device: torch.device) -> None:
         self.seconds: dict[str, float] = {}
@@ -69,7 +68,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time of a block; work queued on an accelerator is waited for."""
+        """Time a block, and wait for queued work of an accelerator."""
         begun = time.perf_counter()
         try:
             yield
