@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outrider.completion import Choice, Chunk, Completion
     from outrider.config import CacheConfig, SchedulerConfig, Speculation
-    from outrider.engine.stopping import FinishReason
     from outrider.engine.stream import AsyncStream, Stream
     from outrider.errors import ConfigError, ModelError, NumericsError, OutriderError, RequestError
     from outrider.llm import LLM
+    from outrider.requests.stopping import FinishReason
     from outrider.sampling.params import SamplingParams
 
 _HOMES = {
@@ -29,7 +29,7 @@ _HOMES = {
     "Chunk": "completion",
     "Stream": "engine.stream",
     "AsyncStream": "engine.stream",
-    "FinishReason": "engine.stopping",
+    "FinishReason": "requests.stopping",
     "OutriderError": "errors",
     "ConfigError": "errors",
     "ModelError": "errors",

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from outrider.engine.request import Request, TokenLogprob
-from outrider.engine.stopping import FinishReason
 from outrider.errors import counted
 from outrider.metrics import PhaseSeconds, Prediction, SpeculationStats
 from outrider.notebook import texts_html
+from outrider.requests.request import Request, TokenLogprob
+from outrider.requests.stopping import FinishReason
 
 if TYPE_CHECKING:
-    from outrider.engine.stopping import TokenStream
+    from outrider.requests.stopping import TokenStream
 
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxstring = 60

@@ -16,8 +16,8 @@ from contract.cases import PROMPTS, by_id, configs, heads_of, make
 from contract.test_lossless import assert_clean
 from outrider import LLM, SamplingParams, SchedulerConfig, Speculation
 from outrider.drafters.base import DrafterConfig
-from outrider.engine.request import Request
-from outrider.engine.stopping import FinishReason, Stopper, Taken
+from outrider.requests.request import Request
+from outrider.requests.stopping import FinishReason, Stopper, Taken
 from outrider.tree import TreeBatch
 
 CASES = ["none", "ngram", "draft_model", "draft_model-tree", "eagle3", "dspark", "lookup_model", "specinfer"]

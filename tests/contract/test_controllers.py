@@ -13,14 +13,14 @@ from contract.cases import BACKENDS, PROMPTS, by_id, draft_models
 from contract.test_lossless import SETTINGS, plain, target_only_rules
 from outrider import SchedulerConfig
 from outrider.control.fair_share import FairShare
-from outrider.control.price import RowPrice
 from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
-from outrider.engine.turn import Budget, Turn
 from outrider.errors import ConfigError
 from outrider.kv.pool import KVPool
 from outrider.metrics import RoundStats
 from outrider.options import Role, roles_of, with_roles
+from outrider.price import RowPrice
+from outrider.requests.turn import Budget, Turn
 from outrider.verify import make_verifier
 
 METHODS = ["draft_model-tree", "eagle3", "suffix", "dspark", "ngram"]

@@ -18,7 +18,7 @@ from outrider import LLM, SamplingParams, Speculation
 from outrider.drafters.base import DrafterConfig, DraftSequence, Needs
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.ngram import Ngram
-from outrider.engine.stopping import FinishReason
+from outrider.requests.stopping import FinishReason
 from outrider.tree import TokenTree
 
 

@@ -19,9 +19,9 @@ from contract.cases import by_id, configs, heads_of, on_disk
 from contract.test_lossless import assert_clean, target_only_rules
 from outrider import LLM, CacheConfig, Choice, SamplingParams, SchedulerConfig, Speculation
 from outrider.drafters.base import DrafterConfig
-from outrider.engine.request import Request, TokenLogprob
-from outrider.engine.stopping import FinishReason
 from outrider.models.base import TargetModel
+from outrider.requests.request import Request, TokenLogprob
+from outrider.requests.stopping import FinishReason
 
 CASES = [case for case, _ in configs("good") if not on_disk(case)]
 """The heads on disk are made for a target of another vocabulary."""

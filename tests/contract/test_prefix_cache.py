@@ -21,13 +21,13 @@ from outrider import LLM, CacheConfig, SamplingParams, SchedulerConfig
 from outrider.completion import Completion
 from outrider.config import Speculation
 from outrider.drafters.base import Needs
-from outrider.engine.request import Request, TokenLogprob
-from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError
 from outrider.kv.prefix import PrefixIndex, PrefixNode
 from outrider.models.base import TargetOutput
 from outrider.models.hf.model import HFModel
 from outrider.models.native.model import NativeModel
+from outrider.requests.request import Request, TokenLogprob
+from outrider.requests.stopping import FinishReason
 
 PAGE = 4
 CASES = [case for case, _ in configs("good")]

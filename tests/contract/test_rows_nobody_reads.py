@@ -16,8 +16,8 @@ from contract.cases import PROMPTS, by_id, configs, draft_models, exact_pairs, m
 from contract.test_lossless import assert_clean, target_only_rules
 from outrider import LLM, Choice, SamplingParams, Speculation
 from outrider.drafters.base import Needs
-from outrider.engine.stopping import Endings, FinishReason
 from outrider.models.base import TargetModel, TargetOutput
+from outrider.requests.stopping import Endings, FinishReason
 from outrider.sampling.params import LogitsProcessor
 
 PAIRS = [(case, rule) for case, rule in exact_pairs() if case != "none"]

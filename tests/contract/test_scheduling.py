@@ -19,10 +19,10 @@ from contract.test_lossless import GREEDY, SETTINGS, answers, assert_clean, plai
 from outrider import CacheConfig, SamplingParams, SchedulerConfig
 from outrider.drafters import changed
 from outrider.drafters.base import DraftSequence, Needs
-from outrider.engine.request import Request
-from outrider.engine.stopping import FinishReason
 from outrider.models.base import TargetOutput
 from outrider.models.hf.model import HFModel
+from outrider.requests.request import Request
+from outrider.requests.stopping import FinishReason
 from outrider.tree import TokenTree
 
 CASES = [case for case, _ in configs("good")]

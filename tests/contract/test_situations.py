@@ -23,12 +23,12 @@ from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.ngram import Ngram
 from outrider.engine.guard import GuardedDrafter
 from outrider.engine.picker import DrawingPicker
-from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError, ModelError
 from outrider.kv.pool import KVPool
 from outrider.models.base import HiddenLogits, TargetModel, TargetOutput
 from outrider.models.hf.model import ATTENTION, HFModel
 from outrider.options import drafter_option
+from outrider.requests.stopping import FinishReason
 from outrider.tree import SequenceRows, TokenTree, TreeBatch
 
 END, STOP = sorted(byte_tokenizer().eos_ids)

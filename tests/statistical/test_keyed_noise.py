@@ -22,8 +22,8 @@ import torch
 
 from outrider.drafters.base import DraftContext, DraftSequence, Frontier, Proposal
 from outrider.engine.picker import DRAWS, DrawingPicker
-from outrider.engine.stopping import Endings, Stopper
 from outrider.law import Law
+from outrider.requests.stopping import Endings, Stopper
 from outrider.sampling import RequestSampler, SamplingParams
 from outrider.sampling.noise import Purpose, counter_word, gumbel_from_words, philox_blocks
 from outrider.tree import TokenTree

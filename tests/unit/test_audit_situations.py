@@ -16,9 +16,9 @@ from wrapped import Jittery
 from outrider.audit.faults import IN_SITUATIONS, Fault
 from outrider.audit.parts import Parts
 from outrider.audit.situations import CHOICES, Situations, reluctant
-from outrider.engine.stopping import FinishReason
 from outrider.models.base import TargetModel
 from outrider.models.files.tokenizer import Tokenizer
+from outrider.requests.stopping import FinishReason
 from outrider.verify import make_verifier
 
 TOKENS = 16

@@ -15,8 +15,8 @@ from tiny import tiny_model
 from outrider import LLM, Choice, Completion, SamplingParams, Speculation
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.ngram import Ngram
-from outrider.engine.request import TokenLogprob
 from outrider.metrics import PhaseSeconds, RowCosts, SpeculationStats
+from outrider.requests.request import TokenLogprob
 
 SHADED = re.compile(r"<span style=[^>]*>(.*?)</span>", re.S)
 

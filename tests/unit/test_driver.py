@@ -23,8 +23,8 @@ from unit.test_threads import TEXTS, THREADS, TIMEOUT, Job, facts, served, toget
 
 from outrider import LLM, CacheConfig, Chunk, RequestError, SamplingParams, SchedulerConfig
 from outrider.engine.driver import Driver
-from outrider.engine.stopping import FinishReason
-from outrider.engine.turn import Progress
+from outrider.requests.stopping import FinishReason
+from outrider.requests.turn import Progress
 
 Processor = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
 LONG = {"max_tokens": 300, "ignore_eos": True}

@@ -23,10 +23,9 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 
 FLOORS = """
-notebook errors files values law
+notebook errors files values law price
 options
 tree
-control.price
 kernels
 sampling
 kv
@@ -47,9 +46,7 @@ metrics
 heads
 drafters
 config
-engine.stopping
-engine.request
-engine.turn
+requests
 control
 completion
 engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engine.stopping import FinishReason, Stopper
+from outrider.requests.stopping import FinishReason, Stopper
 from outrider.sampling.params import SamplingParams
 
 

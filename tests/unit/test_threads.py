@@ -19,10 +19,10 @@ from tiny import tiny_model, tiny_native
 
 from outrider import LLM, CacheConfig, Choice, RequestError, SchedulerConfig
 from outrider.engine.engine import Engine
-from outrider.engine.stopping import FinishReason
 from outrider.engine.stream import Stream
-from outrider.engine.turn import Progress
 from outrider.models.files.tokenizer import Tokenizer
+from outrider.requests.stopping import FinishReason
+from outrider.requests.turn import Progress
 
 TIMEOUT = 120.0
 THREADS, JOBS = 6, 10

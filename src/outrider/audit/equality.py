@@ -12,9 +12,9 @@ from outrider.audit.report import CheckResult, Remedy
 from outrider.audit.tie_rule import Judge, Judgement, rounding
 from outrider.config import Speculation
 from outrider.drafters.none import NoDraft
-from outrider.engine.request import Request
 from outrider.errors import NumericsError
 from outrider.metrics import SpeculationStats
+from outrider.requests.request import Request
 from outrider.sampling.params import SamplingParams
 from outrider.verify import make_verifier
 

@@ -17,12 +17,12 @@ from outrider.audit.parts import Parts
 from outrider.audit.refitted import RefittedEngine, with_sampler
 from outrider.drafters.base import Proposal
 from outrider.engine.picker import DRAWS, DrawingPicker
-from outrider.engine.turn import Turn
 from outrider.kv.pool import KVPool, PagedCache
 from outrider.kv.prefix import PrefixIndex, Text
 from outrider.kv.state import Kept
 from outrider.law import Law
 from outrider.models.base import TargetModel, TargetOutput
+from outrider.requests.turn import Turn
 from outrider.sampling.noise import Purpose
 from outrider.sampling.sampler import RequestSampler
 from outrider.tree import SequenceRows, TokenTree, TreeBatch

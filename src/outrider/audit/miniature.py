@@ -20,8 +20,8 @@ from outrider.audit.parts import Parts
 from outrider.audit.recorded import DEAD, START, RecordedModel, RecordedTexts
 from outrider.audit.tie_rule import adjusted, survivors
 from outrider.drafters.base import DrafterConfig
-from outrider.engine.request import Request
 from outrider.models.base import TargetModel
+from outrider.requests.request import Request
 from outrider.sampling.params import SamplingParams
 from outrider.verify.base import Verifier
 

@@ -13,11 +13,11 @@ from outrider.engine.build import build_engine
 from outrider.engine.driver import Driver
 from outrider.engine.engine import Engine
 from outrider.engine.picker import DrawingPicker
-from outrider.engine.request import Request
 from outrider.errors import NumericsError
 from outrider.kv.pool import KVPool
 from outrider.models.base import TargetModel
 from outrider.models.files.tokenizer import Tokenizer
+from outrider.requests.request import Request
 from outrider.sampling.params import SamplingParams
 from outrider.tree import SequenceRows, TreeBatch
 from outrider.verify.base import Verifier

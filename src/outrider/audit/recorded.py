@@ -19,11 +19,11 @@ import torch
 from outrider.audit.parts import rows_after
 from outrider.audit.refitted import RefittedEngine, as_kind
 from outrider.engine.engine import Engine
-from outrider.engine.request import Request
 from outrider.kv.pool import PagedCache
 from outrider.kv.state import LayerStore
 from outrider.law import Laws
 from outrider.models.base import HiddenLogits, TargetModel, TargetOutput, check_layers
+from outrider.requests.request import Request
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Path, RequestSampler
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder

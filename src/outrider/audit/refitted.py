@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from outrider.engine.engine import Engine
-from outrider.engine.request import Request
+from outrider.requests.request import Request
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import RequestSampler
 

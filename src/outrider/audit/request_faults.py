@@ -11,11 +11,11 @@ from typing import Any, Final
 import torch
 
 from outrider.engine.engine import Engine
-from outrider.engine.request import Request
-from outrider.engine.stopping import FinishReason, Stopper
-from outrider.engine.turn import Progress
 from outrider.kv.pool import KVPool, PagedCache
 from outrider.law import Laws
+from outrider.requests.request import Request
+from outrider.requests.stopping import FinishReason, Stopper
+from outrider.requests.turn import Progress
 from outrider.sampling.distribution import KEEP_ALL
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Path, RequestSampler

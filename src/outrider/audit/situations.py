@@ -19,10 +19,10 @@ from outrider.audit.parts import Parts
 from outrider.audit.report import CheckResult, Remedy
 from outrider.engine.driver import Driver
 from outrider.engine.engine import Engine
-from outrider.engine.request import Request, Status
-from outrider.engine.stopping import FinishReason
-from outrider.engine.turn import Progress
 from outrider.models.files.tokenizer import Tokenizer
+from outrider.requests.request import Request, Status
+from outrider.requests.stopping import FinishReason
+from outrider.requests.turn import Progress
 from outrider.sampling.params import LogitsProcessor, SamplingParams
 
 PAGE: Final = 4

@@ -12,9 +12,9 @@ from outrider.verify import rule_label
 
 if TYPE_CHECKING:
     from outrider.completion import Choice, Completion
-    from outrider.engine.request import TokenLogprob
     from outrider.llm import LLM
     from outrider.models.files.tokenizer import Tokenizer
+    from outrider.requests.request import TokenLogprob
     from outrider.sampling.params import SamplingParams
 
 _MOST_ROWS_AGAIN: Final = 512

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from outrider.engine.turn import Turn
 from outrider.metrics import RoundStats
+from outrider.requests.turn import Turn
 
 
 class Controller(Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.engine.turn import Budget, Turn
 from outrider.metrics import RoundStats
+from outrider.requests.turn import Budget, Turn
 
 
 class FairShare:

@@ -16,7 +16,6 @@ from typing import Final
 
 import torch
 
-from outrider.control.price import RowPrice
 from outrider.drafters._growth import Failures
 from outrider.drafters._trained import ChainOptions, built_head, head_pages
 from outrider.drafters.base import (
@@ -33,6 +32,7 @@ from outrider.drafters.base import (
 from outrider.heads.native import block_runner
 from outrider.heads.runner import BlockRunner, DraftedBlock
 from outrider.kv.pool import PagedCache
+from outrider.price import RowPrice
 from outrider.tree import SequenceRows, TokenTree, TreeBatch, TreeBuilder, root_only
 
 

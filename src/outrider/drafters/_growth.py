@@ -15,8 +15,8 @@ from typing import Final, Protocol
 
 import torch
 
-from outrider.control.price import RowPrice
 from outrider.drafters.base import DraftContext, DraftSequence, Frontier, Proposal
+from outrider.price import RowPrice
 from outrider.tree import SequenceRows, TokenTree, TreeBuilder, root_only
 
 CHUNK: Final = 512

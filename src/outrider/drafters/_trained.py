@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from outrider.control.price import RowPrice
 from outrider.drafters import config_class, methods
 from outrider.drafters.base import Needs, Workbench, depth_option, survival_option, tokens_option, width_option
 from outrider.errors import ConfigError
@@ -14,6 +13,7 @@ from outrider.heads.loading import kind_of
 from outrider.kv.pool import PagedCache
 from outrider.models.shipped_heads import measured_options
 from outrider.options import Role, check_options, option, roles_of
+from outrider.price import RowPrice
 
 
 def automatic_head(config: Any, draft_models: Sequence[str]) -> Any:

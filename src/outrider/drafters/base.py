@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import torch
 
-from outrider.control.price import FREE, RowPrice
 from outrider.errors import ConfigError
 from outrider.law import Law
 from outrider.models.base import Rollback
 from outrider.options import Role, option
+from outrider.price import FREE, RowPrice
 from outrider.tree import TokenTree, TreeBuilder
 from outrider.verify.base import Draws, Verdict
 

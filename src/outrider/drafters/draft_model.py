@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import torch
 
-from outrider.control.price import RowPrice
 from outrider.drafters._growth import CHUNK, JOINED, DynamicTree, Failures, Growth, grow_level, node_rows
 from outrider.drafters.base import (
     DraftContext,
@@ -32,6 +31,7 @@ from outrider.kv.pool import PagedCache
 from outrider.kv.state import Kept
 from outrider.models.base import TargetModel
 from outrider.options import Role, check_options, option
+from outrider.price import RowPrice
 from outrider.tree import SequenceRows, TokenTree, TreeBatch
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, NamedTuple
 
-from outrider.control.price import RowPrice
 from outrider.drafters._calibration import Calibration
 from outrider.drafters._suffix_automaton import ROOT, SuffixAutomaton
 from outrider.drafters.base import (
@@ -27,6 +26,7 @@ from outrider.drafters.base import (
     width_option,
 )
 from outrider.options import Role, check_options, option
+from outrider.price import RowPrice
 from outrider.tree import TokenTree, TreeBuilder
 
 _SEPARATOR: Final = -1

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from outrider.engine.request import Request
-from outrider.engine.stopping import Stopper
 from outrider.errors import ConfigError, RequestError, counted
+from outrider.requests.request import Request
+from outrider.requests.stopping import Stopper
 from outrider.sampling.params import SamplingParams, check_token_ids
 from outrider.sampling.sampler import RequestSampler
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from outrider.completion import Choice, Completion
 from outrider.engine.engine import Engine
-from outrider.engine.request import Request
-from outrider.engine.turn import Progress
 from outrider.metrics import PhaseSeconds
+from outrider.requests.request import Request
+from outrider.requests.turn import Progress
 from outrider.sampling.params import SamplingParams
 
 if TYPE_CHECKING:

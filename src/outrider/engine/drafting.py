@@ -8,8 +8,8 @@ from functools import cached_property
 from outrider.drafters.base import Committed, DraftContext, Drafter, DraftSequence
 from outrider.engine.guard import GuardedDrafter
 from outrider.engine.picker import DrawingPicker
-from outrider.engine.turn import Turn
 from outrider.models.base import TargetOutput
+from outrider.requests.turn import Turn
 from outrider.tree import TokenTree, TreeBatch, root_only
 from outrider.verify.base import Draws, Verdict
 

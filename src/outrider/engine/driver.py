@@ -25,8 +25,8 @@ from outrider.completion import Choice, Completion
 from outrider.engine.call import ADMITTED, END, Call, Event, RequestSpec
 from outrider.engine.engine import Engine
 from outrider.engine.loop import Command, EngineLoop, nothing, run
-from outrider.engine.turn import Progress
 from outrider.errors import RequestError
+from outrider.requests.turn import Progress
 
 _Name = TypeVar("_Name")
 _Result = TypeVar("_Result")

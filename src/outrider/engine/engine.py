@@ -20,15 +20,15 @@ from outrider.drafters.base import Drafter
 from outrider.engine.admission import admit
 from outrider.engine.drafting import Drafting
 from outrider.engine.logprobs import prompt_logprobs, token_logprobs
-from outrider.engine.request import Request, TokenLogprob
 from outrider.engine.scheduler import Scheduler
-from outrider.engine.stopping import FinishReason, Taken
-from outrider.engine.turn import Progress, Turn
 from outrider.errors import RequestError
 from outrider.kv.pool import KVPool
 from outrider.kv.state import Kept
 from outrider.metrics import Clock, PhaseSeconds, RoundStats, RowKinds
 from outrider.models.base import TargetModel, TargetOutput, check_layers
+from outrider.requests.request import Request, TokenLogprob
+from outrider.requests.stopping import FinishReason, Taken
+from outrider.requests.turn import Progress, Turn
 from outrider.sampling.params import SamplingParams
 from outrider.tree import TreeBatch
 from outrider.verify.base import Verdict, Verifier

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.engine.request import TokenLogprob
+from outrider.requests.request import TokenLogprob
 
 
 def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:

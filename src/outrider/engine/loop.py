@@ -17,9 +17,9 @@ import torch
 
 from outrider.engine.call import ADMITTED, END, Call, Event
 from outrider.engine.engine import Engine
-from outrider.engine.request import Request
-from outrider.engine.turn import Progress
 from outrider.errors import RequestError
+from outrider.requests.request import Request
+from outrider.requests.turn import Progress
 
 Command = Callable[["EngineLoop"], None]
 """Work to do between two rounds."""

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from outrider.drafters.base import Frontier, Proposal
-from outrider.engine.turn import Turn
 from outrider.errors import RequestError
 from outrider.law import Law
+from outrider.requests.turn import Turn
 from outrider.sampling.noise import Purpose, counter_word, gumbel_range
 from outrider.sampling.sampler import Best, RequestSampler, RowToRank, perturbed_best
 from outrider.verify.base import Draws, KeyedDice

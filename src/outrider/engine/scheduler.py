@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from outrider.config import SchedulerConfig
-from outrider.engine.request import Request, Status
-from outrider.engine.stopping import FinishReason
-from outrider.engine.turn import Progress, Turn
 from outrider.errors import OutriderError
 from outrider.kv.pool import PagedCache
+from outrider.requests.request import Request, Status
+from outrider.requests.stopping import FinishReason
+from outrider.requests.turn import Progress, Turn
 
 
 class Follower(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from outrider.completion import Chunk
 from outrider.engine.call import Call
 from outrider.engine.driver import Driver
-from outrider.engine.turn import Progress
+from outrider.requests.turn import Progress
 
 
 class Stream(Iterator[Chunk]):

@@ -17,10 +17,10 @@ from rich.console import Console
 from outrider.completion import Choice
 from outrider.engine.call import RequestSpec
 from outrider.engine.driver import Driver
-from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError, cause
 from outrider.llm import LLM
 from outrider.options import check_options, option
+from outrider.requests.stopping import FinishReason
 from outrider.sampling.params import SamplingParams
 from outrider.train.bars import bar
 from outrider.train.data.example import Example

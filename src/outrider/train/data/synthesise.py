@@ -16,11 +16,11 @@ from typing import Final
 from outrider.completion import Choice
 from outrider.engine.call import RequestSpec
 from outrider.engine.driver import Driver
-from outrider.engine.stopping import FinishReason
 from outrider.errors import ConfigError, ModelError, RequestError
 from outrider.llm import LLM
 from outrider.models.files.tokenizer import Tokenizer
 from outrider.options import check_options, option
+from outrider.requests.stopping import FinishReason
 from outrider.sampling.params import SamplingParams
 from outrider.train.data.decontaminate import EvaluationPrompts, evaluation_prompts, words
 from outrider.train.data.prompts import TrainingPrompt

@@ -7,8 +7,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.engine.stopping import FinishReason, Stopper
 from outrider.metrics import SpeculationStats
+from outrider.requests.stopping import FinishReason, Stopper
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import RequestSampler
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from outrider.control.price import RowPrice
-from outrider.engine.request import Request, TokenLogprob
-from outrider.engine.stopping import Endings, FinishReason, Stopper, Taken
+from outrider.price import RowPrice
+from outrider.requests.request import Request, TokenLogprob
+from outrider.requests.stopping import Endings, FinishReason, Stopper, Taken
 from outrider.tree import SequenceRows, TokenTree
 from outrider.verify.base import Verdict
 

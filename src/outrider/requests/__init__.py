@@ -1,0 +1,1 @@
+"""A request, its turn in a round, and where its output ends."""
