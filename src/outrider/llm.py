@@ -13,7 +13,7 @@ from rich.progress import Progress as ProgressBar
 from outrider.completion import Completion
 from outrider.config import CacheConfig, SchedulerConfig, Speculation
 from outrider.drafters.base import DrafterConfig
-from outrider.engine.build import assemble, planned
+from outrider.engine.build import configured_engine, planned
 from outrider.engine.call import RequestSpec
 from outrider.engine.driver import Driver
 from outrider.engine.engine import Engine
@@ -155,7 +155,7 @@ class LLM:
     def _take(
         self, name: str, target: TargetModel, tokenizer: Tokenizer | None, plan: Plan, setup: Mapping[str, Any]
     ) -> None:
-        made = assemble(target, tokenizer, Speculation.of(plan), **setup)
+        made = configured_engine(target, tokenizer, Speculation.of(plan), **setup)
         self._name, self._setup, self._driver, self._reader = name, setup, Driver(made.engine), Reader(tokenizer)
         self.tokenizer, self.drafter_config, self.verifier = tokenizer, made.drafter_config, made.verifier
         self.cache_bytes = made.cache_bytes

@@ -82,7 +82,7 @@ STAGES: dict[str, Callable[[LLM], tuple[Any, str]]] = {
     "pack": lambda llm: (TreeBatch, "pack"),
     "forward": lambda llm: (llm.engine.target, "forward"),
     "accept": lambda llm: (llm.engine.verifier, "accept"),
-    "cache": lambda llm: (llm.engine.cache, "keep"),
+    "cache": lambda llm: (llm.engine.cache, "commit"),
     "commit": lambda llm: (llm.engine.scheduler, "commit"),
     "settle": lambda llm: (llm.engine.scheduler, "settle"),
     "observe": lambda llm: (llm.engine.drafting, "observe"),

@@ -139,7 +139,7 @@ class FlatRun:
             path.insert(0, node)
             node = tree.parents[node]
         kept = [*range(forced + 1), *(forced + node for node in path)]
-        self._cache.keep([Kept(key, sequence.context, kept)])
+        self._cache.commit([Kept(key, sequence.context, kept)])
         self._done[key] += len(kept)
         self._texts[key] += [tree.tokens[node] for node in path] + self._draw(1)
 

@@ -57,7 +57,7 @@ def test_ragged_trees_chunks_and_commits_match_plain_paths() -> None:
                 leaf = tree.parents[leaf]
             forced = len(sequence.forced)
             kept = [*range(forced + 1), *(forced + node for node in path_nodes)]
-            cache.keep([Kept(key, sequence.context, kept)])
+            cache.commit([Kept(key, sequence.context, kept)])
             computed[key] += len(kept)
             texts[key] += [tree.tokens[node] for node in path_nodes] + [
                 int(torch.randint(VOCABULARY, (1,), generator=generator))

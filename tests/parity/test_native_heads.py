@@ -207,7 +207,7 @@ def test_a_row_has_the_bits_of_steps_one_by_one(data: st.DataObject) -> None:
         found = stack(variant, packing).forward(*given_rows, batch_of(cache_, neighbour, sequence), cache_)
         assert torch.equal(found[0][neighbour.rows :][on_path], answers[due])
         assert torch.equal(found[1][len(found[1]) - sequence.rows :][on_path], logits[due])
-        cache_.keep([Kept("a", place, on_path)])
+        cache_.commit([Kept("a", place, on_path)])
         place += forced + depth + 1
 
 

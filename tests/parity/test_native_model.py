@@ -214,7 +214,7 @@ def test_a_row_has_the_bits_of_plain_decoding(data: st.DataObject) -> None:
         found = found[len(found) - rows.rows :]
         on_path = [*range(forced), *(forced + node for node in path)]
         assert torch.equal(found[on_path], expected[place : place + forced + depth + 1])
-        cache_.keep([Kept("a", place, on_path)])
+        cache_.commit([Kept("a", place, on_path)])
         place += forced + depth + 1
         for neighbour in neighbours:
             cache_.release(neighbour.key)

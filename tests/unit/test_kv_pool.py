@@ -58,7 +58,7 @@ class CacheMachine(RuleBasedStateMachine):
             stay = sorted(data.draw(st.sets(st.integers(0, len(rows) - start - 1))))
             kept.append(Kept(key, start, stay))
             self.rows[key] = rows[:start] + [rows[start + row] for row in stay]
-        self.cache.keep(kept)
+        self.cache.commit(kept)
 
     @rule(key=KEYS)
     def release(self, key: str) -> None:

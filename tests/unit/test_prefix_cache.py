@@ -87,7 +87,7 @@ class SharingMachine(RuleBasedStateMachine):
             self.cache.layers[0].keys[:, table.slot(start + row)] = -1.0
         for place, row in enumerate(kept):
             self.cache.layers[0].keys[:, table.slot(start + row)] = self.number(key, text + accepted[: place + 1])
-        self.cache.keep([Kept(key, start, kept)])
+        self.cache.commit([Kept(key, start, kept)])
         text += accepted
         self.computed[key] = start + len(kept)
         self.cache.share(key, text, self.computed[key])

@@ -48,7 +48,7 @@ class Fault:
 class _ForgetfulCache(PagedCache):
     """Commit copies no rows: those of rejected drafts stay where the accepted ones belong."""
 
-    def keep(self, kept: Sequence[Kept]) -> None: ...
+    def commit(self, kept: Sequence[Kept]) -> None: ...
 
 
 class _ForgetfulPool(KVPool):

@@ -59,9 +59,9 @@ class Parts:
             tokens: longest request, output included.
         """
         longest = -(-(tokens + 4 * self.config.most_nodes + PAGE) // PAGE) * PAGE
-        return self.assemble(sequences, self.pool(sequences * longest, PAGE, self.prefix_cache), None)
+        return self.engine_on(sequences, self.pool(sequences * longest, PAGE, self.prefix_cache), None)
 
-    def assemble(self, sequences: int, pool: KVPool, tokenizer: Tokenizer | None) -> Engine:
+    def engine_on(self, sequences: int, pool: KVPool, tokenizer: Tokenizer | None) -> Engine:
         """Build an engine on given pages.
 
         Args:

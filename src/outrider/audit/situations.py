@@ -181,7 +181,7 @@ class Situations:
             must_meet: whether the check is too weak if no text ends inside accepted drafts or none is preempted.
         """
         pool = parts.pool(int(CROWD * self._longest), PAGE, False)
-        life = Life.of(parts.assemble(len(self._asked), pool, parts.tokenizer), self._asked)
+        life = Life.of(parts.engine_on(len(self._asked), pool, parts.tokenizer), self._asked)
         errors = [request.error for request in life.requests if request.error is not None]
         if errors:
             return CheckResult(name, False, errors[0])
@@ -247,7 +247,7 @@ class Situations:
     def _plainly(self, asked: Sequence[CompletionCase], tokenizer: Tokenizer | None) -> Life:
         parts = plainly(self._parts)
         pool = parts.pool(len(asked) * (self._longest + PAGE), PAGE, False)
-        return Life.of(parts.assemble(len(asked), pool, tokenizer), asked)
+        return Life.of(parts.engine_on(len(asked), pool, tokenizer), asked)
 
 
 def _ending(request: Request) -> tuple[int, FinishReason | None, int | str | None, str]:

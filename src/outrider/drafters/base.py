@@ -18,7 +18,7 @@ from outrider.models.base import Rollback
 from outrider.options import Role, option
 from outrider.price import FREE, RowPrice
 from outrider.tree import TokenTree, TreeBuilder
-from outrider.verify.base import Draws, Verdict
+from outrider.verify.base import Verdict
 
 if TYPE_CHECKING:
     from outrider.heads.checkpoint import HeadCheckpoint
@@ -244,8 +244,6 @@ class Workbench:
     target: TargetModel
     tokenizer: Tokenizer | None
     pool: KVPool
-    draws: Draws
-    device: torch.device
     vocabulary: int
     """Token ids at or past this are never drafted."""
     load: Callable[[str], tuple[TargetModel, Tokenizer | None]]

@@ -133,7 +133,7 @@ class DraftModelDrafter(Drafter):
             accepted = verdict.tokens[: len(verdict.path)]
             kept.append(Kept(sequence.key, growth.context, [0, *growth.rows_of(accepted)]))
             observed.append(sequence)
-        self._cache.keep(kept)
+        self._cache.commit(kept)
         for sequence, one in zip(observed, kept, strict=True):
             self._advance(sequence, one.start + len(one.rows))
 

@@ -41,7 +41,7 @@ def no_drafts(path: str) -> tuple[TargetModel, Tokenizer | None]:
 
 
 @dataclass(frozen=True, eq=False)
-class Assembled:
+class ConfiguredEngine:
     """An engine and its parts."""
 
     engine: Engine
@@ -51,7 +51,7 @@ class Assembled:
     """Maximum memory of the KV cache, in bytes, by model."""
 
 
-def assemble(
+def configured_engine(
     target: TargetModel,
     tokenizer: Tokenizer | None,
     plan: Speculation,
@@ -60,7 +60,7 @@ def assemble(
     heads: Mapping[str, HeadCheckpoint] | None = None,
     cache: CacheConfig | Mapping[str, Any] | None = None,
     scheduler: SchedulerConfig | Mapping[str, Any] | None = None,
-) -> Assembled:
+) -> ConfiguredEngine:
     """Make an engine.
 
     Args:
@@ -99,7 +99,7 @@ def assemble(
         reserve=needs.__setitem__,
     )
     check_fits(pool, needs, target.device)
-    return Assembled(engine, config, verifier, {model: pool.rows * size for model, size in needs.items()})
+    return ConfiguredEngine(engine, config, verifier, {model: pool.rows * size for model, size in needs.items()})
 
 
 def build_engine(  # noqa: PLR0913 - the one place where all parts meet
@@ -144,8 +144,7 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
     if len(set(named)) < len(named):
         raise ConfigError(f"two methods of one engine draft with the same model: {', '.join(named)}; give each its own")
     vocabulary = min(target.vocabulary, tokenizer.vocab_size) if tokenizer else target.vocabulary
-    draws, device = verifier.draws, target.device
-    workbench = Workbench(target, tokenizer, pool, draws, device, vocabulary, load, heads=heads or {}, reserve=reserve)
+    workbench = Workbench(target, tokenizer, pool, vocabulary, load, heads=heads or {}, reserve=reserve)
     return kind(
         target=target,
         tokenizer=None if ids_alone else tokenizer,

@@ -191,7 +191,7 @@ class Engine:
 
     def _commit(self, turns: Sequence[Turn]) -> None:
         """Keep the accepted rows of all turns at once, then take each turn into its request."""
-        self.cache.keep([Kept(turn.request.id, turn.request.computed, turn.kept) for turn in turns])
+        self.cache.commit([Kept(turn.request.id, turn.request.computed, turn.kept) for turn in turns])
         for turn in turns:
             self.scheduler.commit(turn)
             self.scheduler.settle(turn.request)

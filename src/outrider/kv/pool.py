@@ -157,7 +157,7 @@ class PagedCache:
                 self._disown(page)
             table.node, table.shared = known, table.shared + 1
 
-    def keep(self, kept: Sequence[Kept]) -> None:
+    def commit(self, kept: Sequence[Kept]) -> None:
         """Commit the rows of several sequences, with one call per layer; their other rows are dropped."""
         source: list[int] = []
         target: list[int] = []
