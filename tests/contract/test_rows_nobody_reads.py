@@ -202,7 +202,7 @@ def test_a_rule_that_breaks_down_ends_its_own_request_alone(caplog: pytest.LogCa
     assert [one.token_ids for one in done if not one.choices[0].error] == [
         one.token_ids for one, error in zip(expected, failed, strict=True) if not error
     ]
-    assert "acceptance failed" in caplog.text
+    assert "the round failed for request" in caplog.text
     assert_clean(llm)
 
 

@@ -40,7 +40,7 @@ def json_options(words: list[str]) -> list[str]:
     """The words that ask a command for JSON; none where it has no such option."""
     module = __import__(f"outrider.cli.{words[-1]}", fromlist=["_"])
     text = inspect.getsource(module)
-    if '"--json"' not in text:
+    if '"--json"' not in text and "output.AS_JSON" not in text:
         return []
     return ["--json", "-"] if re.search(r'Path \| None, Parameter\(name="--json"', text) else ["--json"]
 

@@ -482,7 +482,7 @@ def test_a_head_goes_behind_lookup(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"draft_model": "a", "head": "b"}, "draft_model and head are both given"),
+        ({"draft_model": "a", "head": "b"}, "give either draft_model or head, not both"),
         ({"head": "nowhere"}, "head: nowhere is no trained head; .*draft_model"),
         ({"speculation": "ngram", "draft_model": "a"}, "ngram uses no draft model; leave draft_model out"),
         ({"speculation": None, "draft_model": "a"}, "none uses no draft model; leave draft_model out"),

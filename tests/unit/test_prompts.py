@@ -248,7 +248,7 @@ class TestBuiltIn:
     @pytest.mark.parametrize("prompt", built_in(), ids=lambda prompt: prompt.id)
     def test_none_may_be_trained_on(self, prompt: Prompt, write: Callable[[str], Path]) -> None:
         question = prompt.turns[0]["content"]
-        with pytest.raises(ConfigError, match=r"line 2 holds the words .* of an evaluation prompt"):
+        with pytest.raises(ConfigError, match=r"line 2 contains the words .* of an evaluation prompt"):
             trained_on([write(as_lines([{"prompt": "What is tea?"}, {"text": f"Please: {question}"}]))])
 
     @pytest.mark.parametrize("prompt", built_in(), ids=lambda prompt: prompt.id)
