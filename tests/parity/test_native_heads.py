@@ -28,7 +28,7 @@ from outrider.heads.native import (
     block_runner,
     feature_runner,
 )
-from outrider.heads.packed import Packing, pack
+from outrider.heads.packed_linear import Packing, pack
 from outrider.heads.runner import BlockRunner, FeatureRunner, attend_by
 from outrider.kernels.native import cpu, missing, physical_cores
 from outrider.kv.pool import KVPool, PagedCache

@@ -17,7 +17,7 @@ from outrider.audit.faults import IN_FREQUENCIES, IN_LAWS, IN_SITUATIONS, Fault
 from outrider.audit.frequencies import Here, check_frequencies, seek
 from outrider.audit.miniature import LENGTH, PROMPT, SETTINGS, VOCABULARY, Miniature
 from outrider.audit.parts import Parts
-from outrider.audit.refitted import with_sampler
+from outrider.audit.patched_requests import with_sampler
 from outrider.audit.stages import FEWEST_MINIATURES, _self_draft
 from outrider.audit.tie_rule import adjusted, survivors
 from outrider.drafters.base import DrafterConfig

@@ -36,7 +36,7 @@ models.shipped_heads
 models.hf.verified
 models.hf.transformers_api
 models.loading
-models.parameters
+models.tensors
 models.hf
 models.native
 models models.backends

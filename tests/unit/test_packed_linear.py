@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from outrider.errors import ConfigError
-from outrider.heads import packed
-from outrider.heads.packed import PackedLinear, Packing, from_stored, pack, to_stored
+from outrider.heads import packed_linear
+from outrider.heads.packed_linear import PackedLinear, Packing, from_stored, pack, to_stored
 from outrider.kernels.native import cpu, missing, physical_cores
 
 needs_kernels = pytest.mark.skipif(cpu is None, reason=f"{missing}")
@@ -141,8 +141,8 @@ def test_a_stored_matrix_comes_back_and_multiplies_like_the_packed_one(kind: str
 
 
 def test_without_kernels_everything_stays_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "cpu", None)
-    monkeypatch.setattr(packed, "missing", "there is no compiler")
+    monkeypatch.setattr(packed_linear, "cpu", None)
+    monkeypatch.setattr(packed_linear, "missing", "there is no compiler")
     block = nn.Sequential(nn.Linear(32, 32))
     assert type(pack(block)[0]) is nn.Linear
     with pytest.raises(ConfigError, match="compiler"):

@@ -22,7 +22,7 @@ from outrider.models.files.weight_files import MappedTensors, weight_files
 from outrider.models.loading import open_model
 from outrider.models.native import packed_cache
 from outrider.models.native import packed_weights as native_weights
-from outrider.models.parameters import parameters
+from outrider.models.tensors import parameters
 from outrider.tree import SequenceRows, TreeBatch
 
 INDEX = "model.safetensors.index.json"

@@ -14,7 +14,7 @@ import torch
 
 from outrider.audit import request_faults
 from outrider.audit.parts import Parts
-from outrider.audit.refitted import RefittedEngine, with_sampler
+from outrider.audit.patched_requests import RefittedEngine, with_sampler
 from outrider.drafters.base import Proposal
 from outrider.engine.picker import DRAWS, DrawingPicker
 from outrider.kv.pool import KVPool, PagedCache

@@ -17,7 +17,7 @@ from typing import Final
 import torch
 
 from outrider.audit.parts import rows_after
-from outrider.audit.refitted import RefittedEngine, as_kind
+from outrider.audit.patched_requests import RefittedEngine, as_kind
 from outrider.engine.engine import Engine
 from outrider.kv.pool import PagedCache
 from outrider.kv.state import LayerStore

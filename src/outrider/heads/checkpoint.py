@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider.errors import ConfigError, ModelError, cause
 from outrider.files import replacing
-from outrider.heads.packed import from_stored, to_stored
+from outrider.heads.packed_linear import from_stored, to_stored
 from outrider.models.base import TargetModel
 
 VERSION: Final = 1

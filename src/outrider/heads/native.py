@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from outrider.heads.blocks import BlockParts, HeadParts, Slots
-from outrider.heads.packed import PackedLinear
+from outrider.heads.packed_linear import PackedLinear
 from outrider.heads.runner import BlockHead, BlockRunner, DraftedBlock, FeatureHead, FeatureRunner, Head
 from outrider.kernels.native import cpu
 from outrider.kv.pool import PagedCache

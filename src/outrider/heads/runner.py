@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from outrider.heads.blocks import Attend, HeadParts, Slots
-from outrider.heads.packed import pack
+from outrider.heads.packed_linear import pack
 from outrider.kv.pool import PagedCache
 from outrider.models.base import TargetModel
 from outrider.models.pass_plan import AttentionCall, PassPlan

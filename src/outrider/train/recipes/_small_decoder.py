@@ -21,7 +21,7 @@ from outrider.models.hf.blueprint import blueprint
 from outrider.models.hf.pruned import BODY, body, run, smaller_config, write_folder
 from outrider.models.loading import ModelFiles, open_model
 from outrider.models.native.decoder_plan import FAMILIES
-from outrider.models.parameters import parameters
+from outrider.models.tensors import parameters
 
 
 @dataclass(frozen=True)
