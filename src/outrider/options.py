@@ -31,7 +31,6 @@ class Role(enum.Enum):
     SHORTEST_MATCH = ("shortest match that counts",)
     LONGEST_MATCH = ("longest match looked for",)
     MIN_SURVIVAL = "least estimated chance of acceptance of what a network drafts", "speculative-min-survival"
-    ROW_COST = "cost of one more verified row", "speculative-row-cost"
 
     def __init__(self, meaning: str, flag: str | None = None) -> None:
         self.meaning, self.flag = meaning, flag

@@ -11,7 +11,7 @@ from typing import ClassVar
 from outrider.drafters._block_drafter import BlockDrafter, block_drafter
 from outrider.drafters._trained import ChainOptions
 from outrider.drafters.base import Workbench, register
-from outrider.options import Role, option
+from outrider.options import option
 
 
 @register
@@ -28,7 +28,7 @@ class DSpark(ChainOptions):
         "whole blocks.",
         low=0,
         high=10,
-        role=Role.ROW_COST,
+        flag="speculative-row-cost",
     )
 
     def build(self, workbench: Workbench) -> BlockDrafter:

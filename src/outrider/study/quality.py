@@ -19,7 +19,7 @@ from outrider.drafters.base import DrafterConfig
 from outrider.engine.build import build_engine
 from outrider.engine.driver import Driver
 from outrider.kv.pool import KVPool
-from outrider.options import Role, with_roles
+from outrider.price import FREE
 from outrider.sampling.params import SamplingParams
 from outrider.tree import TokenTree
 from outrider.verify.base import Draws, Rows, Verdict
@@ -80,8 +80,6 @@ def quality(
     """
     if (reason := no_quality(config)) is not None:
         return Quality(reason=reason)
-    # With a row cost, a drafter would not draft where it is unsure.
-    config = with_roles(config, {Role.ROW_COST: 0.0})
     rule = Dictation()
     rows = max(len(answer.prompt.token_ids) + len(answer.token_ids) for answer in answers) + _SPARE_ROWS
     engine = build_engine(
@@ -92,7 +90,8 @@ def quality(
         KVPool(rows, _PAGE, prefix_cache=False),
         load=models.load,
         heads=models.heads,
-        controller=FairShare(min(2, config.most_nodes)),
+        # At a price, a drafter would be silent where it is unsure.
+        controller=FairShare(min(2, config.most_nodes), FREE),
         ids_alone=True,
     )
     loss, judged, tokens = 0.0, 0, 0
