@@ -53,6 +53,8 @@ engine
 messages inputs
 reading
 llm
+server.wire
+server
 audit
 bench
 study

@@ -9,7 +9,15 @@ from outrider.metrics import RoundStats
 from outrider.requests.turn import Turn
 
 
-class Controller(Protocol):
+class Observer(Protocol):
+    """Is told of every round."""
+
+    def observe(self, turns: Sequence[Turn], stats: RoundStats) -> None:
+        """Observe a round: what was accepted and what it cost.  Runs between two rounds, so it must be quick."""
+        ...
+
+
+class Controller(Observer, Protocol):
     """Decides how much each request drafts.  It changes only the speed: every budget gives the same text."""
 
     most_nodes: int
@@ -28,8 +36,4 @@ class Controller(Protocol):
 
     def prune(self, turns: Sequence[Turn]) -> None:
         """Cut draft trees.  Called only under rules that accept a draft if it is the target's own token."""
-        ...
-
-    def observe(self, turns: Sequence[Turn], stats: RoundStats) -> None:
-        """Observe a round: what was accepted and what it cost."""
         ...

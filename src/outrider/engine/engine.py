@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.config import SchedulerConfig
-from outrider.control.base import Controller
+from outrider.control.base import Controller, Observer
 from outrider.drafters.base import Drafter
 from outrider.engine.admission import admit
 from outrider.engine.drafting import Drafting
@@ -79,6 +79,8 @@ class Engine:
         self.scheduler = Scheduler(self.cache, config, controller.most_nodes, self.drafting)
         self.clock, self.seconds = Clock(), PhaseSeconds()
         self.own_threads = target.own_threads
+        self.observers: list[Observer] = []
+        """Told of every round, beside the controller."""
         self._driver: weakref.ref[object] | None = None
         self._claims = threading.Lock()
         self._cancelled: list[Request] = []
@@ -148,7 +150,8 @@ class Engine:
             self.drafting.observe(turns, batch, output)
         stats = self._measured(turns)
         self.seconds.add(stats)
-        self.controller.observe(turns, stats)
+        for observer in (self.controller, *self.observers):
+            observer.observe(turns, stats)
         self._close_ended()
 
     def _decide(self, turns: Sequence[Turn], batch: TreeBatch, output: TargetOutput) -> None:

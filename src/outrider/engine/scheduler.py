@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from outrider.config import SchedulerConfig
-from outrider.errors import OutriderError
 from outrider.kv.pool import PagedCache
 from outrider.requests.request import Request, Status
 from outrider.requests.stopping import FinishReason
@@ -233,7 +232,7 @@ class Scheduler:
         if taken.finish_reason is not None:
             request.stop_reason = taken.stop_reason
             failed = taken.finish_reason is FinishReason.ERROR
-            self._end(request, taken.finish_reason, _sentence(turn.error) if failed else None)
+            self._end(request, taken.finish_reason, turn.error if failed else None)
         self.outbox.append(Progress(request, verdict.tokens, len(verdict.path), taken.text, ended))
 
     def settle(self, request: Request) -> None:
@@ -256,16 +255,9 @@ class Scheduler:
             self.outbox.append(Progress(request, finished=True))
             self.settle(request)
 
-    def _end(self, request: Request, reason: FinishReason, error: str | None) -> None:
+    def _end(self, request: Request, reason: FinishReason, failure: Exception | None) -> None:
         (self.running if request.status is Status.RUNNING else self.waiting).remove(request)
-        request.status, request.finish_reason, request.error = Status.FINISHED, reason, error
-
-
-def _sentence(error: Exception | None) -> str:
-    """The message for the user; an unexpected error is named with its type."""
-    if isinstance(error, OutriderError):
-        return str(error)
-    return f"the round failed with {type(error).__name__}: {error}; the request was ended"
+        request.status, request.finish_reason, request.failure = Status.FINISHED, reason, failure
 
 
 def common_rows(one: Sequence[int], other: Sequence[int], most: int, page_size: int) -> int:

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from outrider.errors import OutriderError
 from outrider.metrics import SpeculationStats
 from outrider.requests.stopping import FinishReason, Stopper
 from outrider.sampling.params import SamplingParams
@@ -71,11 +72,19 @@ class Request:
     """False where the user wants plain decoding."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    error: str | None = None
+    failure: Exception | None = None
+    """Why the request could not go on, if its finish reason is ``error``."""
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     stats: SpeculationStats = field(default_factory=SpeculationStats)
+
+    @property
+    def error(self) -> str | None:
+        """The failure in a sentence for the user; an unexpected one is named with its type."""
+        if self.failure is None or isinstance(self.failure, OutriderError):
+            return None if self.failure is None else str(self.failure)
+        return f"the round failed with {type(self.failure).__name__}: {self.failure}; the request was ended"
 
     @property
     def wanted(self) -> int:
