@@ -55,32 +55,38 @@ def serve(llm: LLM, settings: ServerSettings, taken: socket.socket, tell: Callab
         taken: the socket from :func:`bound`.
         tell: told where the server answers, once it does.
     """
-    desk = Desk(llm, settings)
-    config = uvicorn.Config(
-        make_app(desk),
-        http=_GuardedProtocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        limit_concurrency=settings.max_connections,
-        timeout_keep_alive=max(5, int(settings.receive_seconds)),
-        timeout_graceful_shutdown=1,
-        backlog=_BACKLOG,
-    )
-    _GuardedProtocol.header_seconds = settings.receive_seconds
     gc.collect()
     gc.freeze()  # what the model is made of lives as long as the server, and need not be looked at again
     with llm:
-        _Server(config, desk, tell).run(sockets=[taken])
+        Server(Desk(llm, settings), tell).run(sockets=[taken])
 
 
-class _Server(uvicorn.Server):
-    """Drains at the first signal, and ends at the second."""
+class Server(uvicorn.Server):
+    """Drains at the first signal, and ends at the second.
 
-    def __init__(self, config: uvicorn.Config, desk: Desk, tell: Callable[[str], None]) -> None:
-        super().__init__(config)
+    Args:
+        desk: admits requests.
+        tell: told where the server answers, once it does.
+    """
+
+    def __init__(self, desk: Desk, tell: Callable[[str], None]) -> None:
+        settings = desk.settings
+        kind = type("Protocol", (_GuardedProtocol,), {"header_seconds": settings.receive_seconds})
+        super().__init__(
+            uvicorn.Config(
+                make_app(desk),
+                http=kind,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                limit_concurrency=settings.max_connections,
+                timeout_keep_alive=max(5, int(settings.receive_seconds)),
+                timeout_graceful_shutdown=1,
+                backlog=_BACKLOG,
+            )
+        )
         self._desk, self._tell = desk, tell
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -93,13 +99,19 @@ class _Server(uvicorn.Server):
             self._tell(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
         if self._desk.draining or self._loop is None:
             self.should_exit = self.force_exit = True
         else:
-            self._desk.drain()
-            self._loop.call_soon_threadsafe(self._drain)
+            self.drain()
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Admit nothing more, and end once the open requests have; from any thread."""
+        assert self._loop is not None
+        self._desk.drain()
+        self._loop.call_soon_threadsafe(self._start_ending)
+
+    def _start_ending(self) -> None:
         self._draining = asyncio.ensure_future(self._end())
 
     async def _end(self) -> None:
