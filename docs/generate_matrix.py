@@ -18,10 +18,10 @@ INTRODUCTION = """# Features and methods
 
 <!-- written by docs/generate_matrix.py; do not edit -->
 
-Each row is something that a request may ask for, each column a drafting method. ● means: with the default rule the answer
-is exactly that of plain decoding, tokens, text, finish reason and log-probabilities alike. Each cell is a test on a tiny model
-(`tests/contract/test_matrix.py`); methods that can branch draft trees. Nothing is accepted and then ignored: a parameter
-without a cell here is refused.
+Each row is something that a request may ask for, each column a drafting method. ● means: with the default rule the
+answer is exactly that of plain decoding, tokens, text, finish reason and log-probabilities alike. Each cell is a test
+on a tiny model (`tests/contract/test_matrix.py`); methods that can branch draft trees. A parameter without a cell is
+refused, never ignored.
 """
 
 
