@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from fake_server import FakeServer, serving
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+PATIENCE = 20_000
+"""Milliseconds after which something will not happen; a busy machine is slow."""
+expect.set_options(timeout=PATIENCE)
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -35,17 +38,14 @@ def complaints() -> list[str]:
     return []
 
 
-Opener = Callable[..., Page]
-
-
 @pytest.fixture
-def open_page(browser: Browser, fake: FakeServer, complaints: list[str]) -> Iterator[Opener]:
+def open_page(browser: Browser, fake: FakeServer, complaints: list[str]) -> Iterator[Callable[..., Page]]:
     """Opens the page in a context of its own; keywords are Playwright's for a context."""
     contexts = []
 
     def opened(**options: object) -> Page:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
-        context.set_default_timeout(5000)
+        context.set_default_timeout(PATIENCE)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: complaints.append(message.text))
@@ -60,5 +60,5 @@ def open_page(browser: Browser, fake: FakeServer, complaints: list[str]) -> Iter
 
 
 @pytest.fixture
-def page(open_page: Opener) -> Page:
+def page(open_page: Callable[..., Page]) -> Page:
     return open_page()

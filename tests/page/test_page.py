@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
-from conftest import Opener
 from fake_server import Answer, FakeServer, stats_at
 from playwright.sync_api import Page, expect
 
 pytestmark = pytest.mark.page
+Opener = Callable[..., Page]
 
 DAYS = Answer([[("The days are Mon", False), ("day, Tues", True)], [("day,", True), (" Wednesday", False)]])
 TEXT = "The days are Monday, Tuesday, Wednesday"
@@ -107,7 +108,7 @@ def test_stop_ends_the_request_and_keeps_the_text(page: Page, fake: FakeServer, 
     else:
         page.keyboard.press("Escape")
     answered(page)
-    assert fake.broken.wait(5), "the request went on"
+    assert fake.broken.wait(20), "the request went on"
     expect(page.locator(".figures .end")).to_have_text("stopped")
     expect(page.locator(".answer .text")).to_have_text("The days are Monday, Tues")
     expect(page.locator("#message")).to_be_focused()
@@ -122,7 +123,7 @@ def test_a_new_chat_ends_the_answer_and_forgets(page: Page, fake: FakeServer) ->
     expect(page.locator(".answer .text")).to_contain_text("Tues")
     page.click("#new-chat")
     expect(page.locator(".message")).to_have_count(0)
-    assert fake.broken.wait(5), "the request went on"
+    assert fake.broken.wait(20), "the request went on"
     ask(page, "Anew.")
     answered(page)
     assert fake.bodies[1]["messages"] == [{"role": "user", "content": "Anew."}]
@@ -502,6 +503,8 @@ def test_charts_draw_the_differences(page: Page, fake: FakeServer) -> None:
     ]
     for name in ("throughput", "queue"):
         assert page.locator(f".chart.{name} path.line").count() >= 1
+    positions = page.locator(".chart.acceptance svg").get_attribute("aria-label") or ""
+    assert positions.startswith("Acceptance α: α 0.75. Position 1: 104 of 120 accepted. ")
     label = page.locator(".chart.throughput svg").get_attribute("aria-label")
     assert re.fullmatch(r"Throughput: \d+ tokens/s", label or "")
 

@@ -12,7 +12,7 @@ from outrider.server.page import CONTENT_SECURITY_POLICY, HEADERS, page_files
 
 FOLDER = Path(outrider.server.page.__file__).parent
 TEXTS = {name: file.body.decode() for name, file in page_files().items()}
-LONGEST = 430
+LONGEST = 400
 """Lines of a file of the page."""
 
 

@@ -129,6 +129,8 @@ export class Chart {
     const step = (this.right - MARGIN.left) / Math.max(items.length, 4);
     const width = Math.min(28, step * 0.7);
     const every = Math.ceil(LABEL / 2 / step);
+    const told = [this.svg.getAttribute("aria-label"), ...items.map(({ title }) => title)];
+    this.svg.setAttribute("aria-label", told.join(". ")); // the marks themselves are not read out
     items.forEach(({ label, value, text, title, className }, index) => {
       const middle = rounded(MARGIN.left + step * (index + 0.5));
       const bar = this.#bar(middle - width / 2, width, 0, value, className);
