@@ -162,6 +162,21 @@ class LLM:
         """Maximum memory of the KV cache in bytes, by model."""
 
     @property
+    def name(self) -> str:
+        """The model, as it was given."""
+        return self._name
+
+    @property
+    def driver(self) -> Driver:
+        """Runs the rounds; the server and other front ends send their requests here."""
+        return self._driver
+
+    @property
+    def reader(self) -> Reader:
+        """Reads prompts, conversations and parameters; any thread may use it."""
+        return self._reader
+
+    @property
     def engine(self) -> Engine:
         """The engine; if you run its rounds directly, nobody else may use this ``LLM``.
 

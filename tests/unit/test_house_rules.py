@@ -78,8 +78,8 @@ A module belongs to the longest name that it begins with.
 _OUTSIDE = {"outrider", "outrider.__main__"}
 """The package's face and its command, which name everything and are named by nothing."""
 
-WORDS_OF_OTHERS = {("models/files/gguf_config.py", "none")}
-"""A file and a word that names a method there only by chance: a file format's kind of rope scaling."""
+WORDS_OF_OTHERS = {("models/files/gguf_config.py", "none"), ("server/wishes.py", "none")}
+"""A file and a word that names a method there only by chance: a kind of rope scaling, a choice of tools."""
 OPTION_NAMES = {
     "config.py": {"model", "models", "head"},  # the table of other engines' spellings, and how auto is told its drafter
     "engine/build.py": {"head"},  # an argument of the library, for messages

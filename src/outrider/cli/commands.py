@@ -7,6 +7,7 @@ from typing import Final
 COMMANDS: Final = {
     "generate": "Complete one prompt.",
     "chat": "Chat with a model; accepted drafts are highlighted.",
+    "serve": "Serve a model over HTTP, as OpenAI does, with a page to chat.",
     "bench": "Measure the speedup of each drafting method.",
     "study": "Compare drafters by quality, acceptance rate, latency and speedup.",
     "train": "Train a drafter for your model, on the model's own answers.",
@@ -29,7 +30,7 @@ TAKES_DASH: Final = {
     "study": ("--json",),
 }
 """Options whose value may be ``-``, by subcommand."""
-WAITED_FOR: Final = frozenset({"generate", "chat"})
+WAITED_FOR: Final = frozenset({"generate", "chat", "serve"})
 """Subcommands that show a spinner on a terminal while torch is imported."""
 
 BAD_INPUT: Final = 2

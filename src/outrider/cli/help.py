@@ -23,17 +23,20 @@ SAMPLING: Final = Group("Sampling", sort_key=2)
 SPECULATION: Final = Group("Speculation", help="options of each method: outrider info --methods", sort_key=3)
 OUTPUT: Final = Group("Output", sort_key=4)
 TRAINING: Final = Group("Training", sort_key=5)
+SERVER: Final = Group("Server", sort_key=6)
 """The groups of options that subcommands share, in the order of the help."""
 MORE_MODEL: Final = Group("More model options", sort_key=11)
 MORE_SAMPLING: Final = Group("More sampling options", sort_key=12)
 MORE_SPECULATION: Final = Group("More speculation options", sort_key=13)
 DATA: Final = Group("Texts and their hidden rows", sort_key=14)
 SYNTHESIS: Final = Group("Prompts that the model makes", sort_key=15)
+MORE_SERVER: Final = Group("More server options", sort_key=12)
 ANSWERS: Final = Group("Answers of the model", sort_key=16)
 METHODS: Final = Group("Options of single methods", sort_key=17)
 """Groups that only ``--help all`` shows; they come last."""
 _HIDDEN: Final = frozenset(
-    group.name for group in (MORE_MODEL, MORE_SAMPLING, MORE_SPECULATION, DATA, SYNTHESIS, ANSWERS, METHODS)
+    group.name
+    for group in (MORE_MODEL, MORE_SAMPLING, MORE_SPECULATION, DATA, SYNTHESIS, ANSWERS, METHODS, MORE_SERVER)
 )
 _FIRST: Final = ("--algorithm", "--draft-model", "--draft-tokens")
 """Options that come first in their group; the others keep the order of their definition."""

@@ -13,7 +13,7 @@ from outrider.cli import help as groups
 from outrider.cli import output
 from outrider.cli.method_options import Option, all_options, options_of, spellings, with_method_options
 from outrider.cli.numbers import WHOLE_OR_NONE
-from outrider.config import CacheConfig, Speculation
+from outrider.config import CacheConfig, SchedulerConfig, Speculation
 from outrider.drafters import AUTOMATIC, AUTOMATICALLY, automatic_config, changed, make_config
 from outrider.drafters.base import DrafterConfig
 from outrider.errors import ConfigError
@@ -80,7 +80,7 @@ class ModelFlags:
             set_threads(self.threads)
             torch.set_num_threads(self.threads)
 
-    def load(self, plan: CheckedSpeculation, cache: CacheFlags) -> LLM:
+    def load(self, plan: CheckedSpeculation, cache: CacheFlags, scheduler: SchedulerConfig | None = None) -> LLM:
         """Load the model, its drafter and its KV cache."""
         from outrider.llm import LLM  # takes seconds; --help and bad flags should answer at once
 
@@ -96,6 +96,7 @@ class ModelFlags:
                 quantization=self.quantization,
                 draft_quantization=self.speculative_draft_quantization,
                 cache=cache.config,
+                scheduler=scheduler,
             )
 
     @property

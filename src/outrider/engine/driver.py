@@ -106,6 +106,16 @@ class Driver:
             raise
         return call
 
+    async def asubmit(self, wishes: Iterable[RequestSpec], *, ends_only: bool = False) -> Call:
+        """Like :meth:`submit`, without blocking the event loop."""
+        call = self.post(wishes, ends_only=ends_only)
+        try:
+            call.opened(await call.awaited(self._ask_for_error))
+        except BaseException:
+            self.cancel(call)
+            raise
+        return call
+
     def wait(self, call: Call) -> Progress | None:
         """The next progress of a call, or None at its end.
 

@@ -9,6 +9,7 @@ them, it waits: so the samples of one prompt compute it once.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
@@ -52,6 +53,11 @@ class Scheduler:
         """Progress that was not handed out yet."""
         self.draft_rows = 0
         """Rows of the scheduled pass that drafts may take, all requests together."""
+
+    @property
+    def max_running(self) -> int:
+        """Most requests that run at a time."""
+        return self._config.max_running
 
     @property
     def idle(self) -> bool:
@@ -135,7 +141,7 @@ class Scheduler:
             return False
         request.computed, request.status, request.refused_at = found, Status.RUNNING, -1
         if request.cached_tokens is None:
-            request.cached_tokens = found
+            request.cached_tokens, request.times.admitted = found, time.perf_counter()
         self.running.append(request)
         return True
 
@@ -225,6 +231,8 @@ class Scheduler:
         request.logprobs += turn.logprobs
         if turn.decodes:
             request.stats.add(verdict)
+        if not request.times.first_token:
+            request.times.first_token = time.perf_counter()
         request.inputs += verdict.tokens
         if taken.text:
             request.text.append(taken.text)
@@ -258,6 +266,7 @@ class Scheduler:
     def _end(self, request: Request, reason: FinishReason, failure: Exception | None) -> None:
         (self.running if request.status is Status.RUNNING else self.waiting).remove(request)
         request.status, request.finish_reason, request.failure = Status.FINISHED, reason, failure
+        request.times.ended = time.perf_counter()
 
 
 def common_rows(one: Sequence[int], other: Sequence[int], most: int, page_size: int) -> int:

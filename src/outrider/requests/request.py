@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -35,6 +36,17 @@ class TokenLogprob:
         """A representation with four digits."""
         top = "".join(f"({token}, {value:.4g}), " for token, value in self.top)
         return f"TokenLogprob(token_id={self.token_id}, logprob={self.logprob:.4g}, top=({top.rstrip()}))"
+
+
+@dataclass(eq=False)
+class Times:
+    """When a request reached each stage, on the clock of ``time.perf_counter``; 0 where it has not."""
+
+    queued: float = field(default_factory=time.perf_counter)
+    admitted: float = 0.0
+    """When its first row was scheduled."""
+    first_token: float = 0.0
+    ended: float = 0.0
 
 
 @dataclass(eq=False)
@@ -74,6 +86,7 @@ class Request:
     stop_reason: int | str | None = None
     failure: Exception | None = None
     """Why the request could not go on, if its finish reason is ``error``."""
+    times: Times = field(default_factory=Times)
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)

@@ -1,0 +1,125 @@
+"""``outrider serve``: serve a model over HTTP."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from cyclopts import Parameter
+
+from outrider.cli import output
+from outrider.cli.help import MORE_SERVER, SERVER
+from outrider.cli.options import CACHE, SPECULATION, CacheFlags, ModelFlags, SpeculationFlags
+from outrider.config import SchedulerConfig
+from outrider.server.settings import ServerSettings
+
+DEMO: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
+"""The demo's model, in the models folder."""
+MODEL: Final = ModelFlags(model=DEMO)
+_KEY, _ADMIN_KEY = "OUTRIDER_API_KEY", "OUTRIDER_ADMIN_KEY"
+"""Environment variables: other users of a machine can read the arguments of its processes."""
+_DEFAULT: Final = ServerSettings()
+_LIMITS: Final = SchedulerConfig()
+
+
+@Parameter(name="*", group=SERVER)
+@dataclass(frozen=True, kw_only=True)
+class ServerFlags:
+    """Where the server listens, and who may use it."""
+
+    host: Annotated[str, Parameter(metavar="ADDRESS")] = _DEFAULT.host
+    """Address to listen on; 0.0.0.0 serves the network."""
+    port: Annotated[int, Parameter(metavar="N")] = _DEFAULT.port
+    """Port to listen on; 0 takes a free one."""
+    api_key: Annotated[tuple[str, ...], Parameter(metavar="KEY", negative="", consume_multiple=False)] = ()
+    """A key that clients must show; repeat it for more. Or set OUTRIDER_API_KEY."""
+    admin_key: Annotated[str | None, Parameter(metavar="KEY")] = None
+    """Turns the admin routes on. Or set OUTRIDER_ADMIN_KEY."""
+    served_model_name: Annotated[tuple[str, ...], Parameter(metavar="NAME", negative="", consume_multiple=False)] = ()
+    """The model's name for clients; default: the file's."""
+    max_running: Annotated[int, Parameter(metavar="N", alias="--max-num-seqs")] = _LIMITS.max_running
+    """Most requests that run at a time."""
+    max_waiting: Annotated[int, Parameter(metavar="N", group=MORE_SERVER)] = _DEFAULT.max_waiting
+    """Most requests that wait; more get 429."""
+    max_rows: Annotated[int, Parameter(metavar="N", alias="--max-num-batched-tokens", group=MORE_SERVER)] = (
+        _LIMITS.max_rows
+    )
+    """Most rows of one pass."""
+    prefill_chunk: Annotated[int, Parameter(metavar="N", group=MORE_SERVER)] = _LIMITS.prefill_chunk
+    """Most prompt tokens of one request per pass."""
+    max_connections: Annotated[int, Parameter(metavar="N", group=MORE_SERVER)] = _DEFAULT.max_connections
+    """Most open connections."""
+    max_body_megabytes: Annotated[int, Parameter(metavar="N", group=MORE_SERVER)] = _DEFAULT.max_body_megabytes
+    """Largest request."""
+    request_seconds: Annotated[float, Parameter(metavar="N", group=MORE_SERVER)] = _DEFAULT.request_seconds
+    """Longest time for one request."""
+    receive_seconds: Annotated[float, Parameter(metavar="N", group=MORE_SERVER)] = _DEFAULT.receive_seconds
+    """Longest time for a client to send a request."""
+    send_seconds: Annotated[float, Parameter(metavar="N", group=MORE_SERVER)] = _DEFAULT.send_seconds
+    """Longest time for a client to read what it was sent."""
+    drain_seconds: Annotated[float, Parameter(metavar="N", group=MORE_SERVER)] = _DEFAULT.drain_seconds
+    """Longest time for open requests after SIGTERM."""
+    share_cache: Annotated[bool, Parameter(negative="", group=MORE_SERVER)] = False
+    """Let requests with different keys share prefixes."""
+    cors_origin: Annotated[
+        tuple[str, ...], Parameter(metavar="ORIGIN", negative="", consume_multiple=False, group=MORE_SERVER)
+    ] = ()
+    """Another site whose pages may use the server."""
+
+    @property
+    def settings(self) -> ServerSettings:
+        """These flags, and the keys of the environment."""
+        return ServerSettings(
+            host=self.host,
+            port=self.port,
+            api_keys=self.api_key or tuple(filter(None, [os.environ.get(_KEY)])),
+            admin_key=self.admin_key or os.environ.get(_ADMIN_KEY) or None,
+            share_cache=self.share_cache,
+            served_names=self.served_model_name,
+            max_waiting=self.max_waiting,
+            max_body_megabytes=self.max_body_megabytes,
+            max_connections=self.max_connections,
+            request_seconds=self.request_seconds,
+            receive_seconds=self.receive_seconds,
+            send_seconds=self.send_seconds,
+            drain_seconds=self.drain_seconds,
+            cors_origins=self.cors_origin,
+        )
+
+    @property
+    def scheduler(self) -> SchedulerConfig:
+        """These flags as the engine's limits."""
+        return SchedulerConfig(max_running=self.max_running, max_rows=self.max_rows, prefill_chunk=self.prefill_chunk)
+
+
+SHOWN: Final = ServerFlags()
+"""Defaults of the signature."""
+
+
+def serve(
+    *,
+    model: ModelFlags = MODEL,
+    speculation: SpeculationFlags = SPECULATION,
+    cache: CacheFlags = CACHE,
+    server: ServerFlags = SHOWN,
+) -> int:
+    """Serve a model over HTTP, as OpenAI does, with a page to chat at /. Without --model: the demo's.
+
+    Args:
+        model: which model, and how to run it.
+        speculation: how to speculate.
+        cache: options of the KV cache.
+        server: where the server listens, and who may use it.
+    """
+    from outrider.server.run import bound, serve  # takes a second; --help and bad flags should answer at once
+
+    settings, scheduler, plan = server.settings, server.scheduler, speculation.chosen(model.model)
+    taken = bound(settings)
+    llm = model.load(plan, cache, scheduler)
+    serve(llm, settings, taken, _tell_ready)
+    return 0
+
+
+def _tell_ready(address: str) -> None:
+    output.tell(f"Outrider ready: {address}")

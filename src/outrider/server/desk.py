@@ -1,0 +1,198 @@
+"""The desk between HTTP and the engine: it admits requests, follows them, and drains."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+from outrider.engine.call import Call, RequestSpec
+from outrider.engine.driver import Driver
+from outrider.llm import LLM
+from outrider.metrics import FEWEST_ONE_ROW_ROUNDS
+from outrider.models.files.tokenizer import Tokenizer
+from outrider.requests.request import Request
+from outrider.requests.turn import Progress
+from outrider.server.failures import Refusal
+from outrider.server.settings import ServerSettings
+
+_Result = TypeVar("_Result")
+_LONGEST_RETRY: Final = 60
+_QUICK: Final = 4096
+"""Characters of a prompt that the event loop reads itself; a thread takes longer to start than they take to encode."""
+
+
+class Watcher(Protocol):
+    """Is told on the event loop what becomes of requests."""
+
+    def progressed(self, item: Progress) -> None:
+        """A round gave a streaming request tokens, or ended it."""
+        ...
+
+    def ended(self, request: Request) -> None:
+        """A request has ended."""
+        ...
+
+
+class _Unwatched:
+    def progressed(self, item: Progress) -> None:
+        """Nobody watches."""
+
+    def ended(self, request: Request) -> None:
+        """Nobody watches."""
+
+
+class Ticket:
+    """A call that was admitted, with a time limit.
+
+    Args:
+        driver: runs the call.
+        call: the requests.
+        seconds: they are given up after that.
+    """
+
+    def __init__(self, driver: Driver, call: Call, seconds: float) -> None:
+        self.call, self._driver, self._seconds, self._expired = call, driver, seconds, False
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
+
+    async def progress(self) -> AsyncIterator[Progress]:
+        """What becomes of the call, round by round, to its end.
+
+        Raises:
+            Refusal: it took too long.
+        """
+        while (item := await self._driver.awaited(self.call)) is not None:
+            yield item
+        if self._expired:
+            raise Refusal(
+                408, f"the request took longer than {self._seconds:g} seconds and was given up", code="timeout"
+            )
+
+    def close(self) -> None:
+        """Cancel what is open."""
+        self._timer.cancel()
+        self._driver.cancel(self.call)
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._driver.cancel(self.call)
+
+
+class Desk:
+    """Admits requests to one model.
+
+    Args:
+        llm: the model; only its driver's thread touches the engine.
+        settings: limits.
+    """
+
+    def __init__(self, llm: LLM, settings: ServerSettings) -> None:
+        self.llm, self.settings = llm, settings
+        self.names = settings.served_names or (Path(llm.name).name,)
+        """Names of the model for clients."""
+        self.algorithm = llm.drafter_config.method
+        self.max_running = llm.engine.scheduler.max_running
+        self.watcher: Watcher = _Unwatched()
+        self.draining = False
+        self.open = 0
+        """Requests that have not ended."""
+        self.since = int(time.time())
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._mean_seconds = 1.0
+
+    async def read(self, size: int, work: Callable[[], _Result]) -> _Result:
+        """Run what reads a prompt: in a thread, unless it is short.
+
+        Args:
+            size: characters of the prompt.
+            work: reads it.
+        """
+        return work() if size <= _QUICK else await asyncio.to_thread(work)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            Refusal: it has none.
+        """
+        if self.llm.tokenizer is None:
+            raise Refusal(400, "this model has no tokenizer, so it serves only token ids")
+        return self.llm.tokenizer
+
+    @property
+    def one_row_seconds(self) -> float | None:
+        """Seconds of a pass with one row, as the latest rounds measured it; None before there were enough."""
+        costs = self.llm.engine.seconds.by_rows
+        return costs.one_row if len(costs.latest) >= FEWEST_ONE_ROW_ROUNDS else None
+
+    @contextmanager
+    def admitted(self, count: int) -> Iterator[None]:
+        """Hold places for requests as long as they are open.
+
+        Raises:
+            Refusal: the server drains, or too many wait.
+        """
+        if self.draining:
+            raise Refusal(503, "the server is shutting down", code="draining", headers={"Retry-After": "1"})
+        most = self.max_running + self.settings.max_waiting
+        if self.open + count > most:
+            waits = math.ceil(self._mean_seconds * max(1.0, self.open / self.max_running))
+            told = f"{self.open} requests are open, and {most} may be; try again later"
+            raise Refusal(
+                429, told, code="queue_full", headers={"Retry-After": str(min(_LONGEST_RETRY, max(1, waits)))}
+            )
+        self.open += count
+        self._empty.clear()
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._mean_seconds += 0.1 * (time.perf_counter() - began - self._mean_seconds)
+            self.open -= count
+            if not self.open:
+                self._empty.set()
+
+    @asynccontextmanager
+    async def called(
+        self, wishes: Sequence[RequestSpec], *, ends_only: bool, seconds: float | None
+    ) -> AsyncIterator[Ticket]:
+        """Queue completions; whatever of them is open when the block ends is cancelled.
+
+        Args:
+            wishes: prompts and parameters.
+            ends_only: whether nothing is wanted before an output has ended.
+            seconds: time for all of them, of the client's; the server's own bound holds beside it.
+
+        Raises:
+            Refusal: they cannot be admitted.
+            OutriderError: the engine refuses them.
+        """
+        with self.admitted(sum(params.n for _, params in wishes)):
+            call = await self.llm.driver.asubmit(wishes, ends_only=ends_only)
+            ticket = Ticket(self.llm.driver, call, min(self.settings.request_seconds, seconds or math.inf))
+            try:
+                yield ticket
+            finally:
+                ticket.close()
+
+    def drain(self) -> None:
+        """Admit nothing more."""
+        self.draining = True
+
+    async def drained(self) -> None:
+        """Wait until no request is open."""
+        await self._empty.wait()
+
+    def salt(self, tenant: str | None, wished: str | None) -> str | None:
+        """The cache salt of a request: its own, kept apart by tenant unless tenants share."""
+        parts = [None if self.settings.share_cache else tenant, wished]
+        if parts == [None, None]:
+            return None
+        return hashlib.sha256(repr(parts).encode()).hexdigest()

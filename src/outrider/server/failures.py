@@ -1,0 +1,109 @@
+"""Refusals and failures, in OpenAI's error body."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from outrider.errors import ConfigError, OutriderError, RequestError
+from outrider.server.wire.chat import ChatRequest
+from outrider.server.wire.completions import CompletionRequest
+from outrider.server.wire.shared import ErrorBody, ErrorDetail
+
+_log: Final = logging.getLogger(__name__)
+_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+_FIELDS: Final = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
+_MOST_ERRORS: Final = 3
+
+
+@dataclass(eq=False)
+class Refusal(Exception):  # noqa: N818 - most are no errors of the server
+    """An answer with an error body."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> ErrorBody:
+        """The body that clients read."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return ErrorBody(error=ErrorDetail(message=self.message, type=kind, param=self.param, code=self.code))
+
+    def response(self) -> Response:
+        """The whole answer."""
+        body = self.body.model_dump_json()
+        return Response(body, self.status, dict(self.headers), media_type="application/json")
+
+
+def refusal_of(error: BaseException) -> Refusal:
+    """What a client is told of an error; of an unexpected one only that there was one, and the log has the rest."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, (ConfigError, RequestError)):
+        said = str(error)
+        name = said.split(maxsplit=1)[0] if said else ""
+        code = "context_length_exceeded" if "but the context holds" in said else None
+        param = "messages" if code else next((part for part in (name,) if part in _FIELDS), None)
+        return Refusal(400, said, param, code)
+    if isinstance(error, OutriderError):
+        return Refusal(500, str(error))
+    _log.error("a request failed with %s", type(error).__name__, exc_info=error)
+    return Refusal(500, "the server failed on this request; its log says why")
+
+
+def _of_validation(error: RequestValidationError) -> Refusal:
+    """Name the wrong fields.  A union reports every alternative; what the client meant is the longest path."""
+    errors: Sequence[Mapping[str, Any]] = error.errors()
+    if any(item["type"] == "json_invalid" for item in errors):
+        return Refusal(400, "the body is not valid JSON")
+    told: dict[str, str] = {}
+    for item in errors:
+        path = [str(part) for part in item["loc"][1:]]
+        name = ".".join(path) or "body"
+        unknown = item["type"] == "extra_forbidden"
+        told.setdefault(name, f"there is no field {name}" if unknown else f"{name}: {item['msg']}")
+    first = next(iter(told)).split(".")[0]
+    return Refusal(400, "; ".join(list(told.values())[:_MOST_ERRORS]), None if first == "body" else first)
+
+
+def install(app: FastAPI) -> None:
+    """Have every error of an app answered with OpenAI's body."""
+
+    async def refused(request: Request, error: Exception) -> Response:
+        return refusal_of(error).response()
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return _of_validation(error).response()
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if isinstance(error.__cause__, Refusal):  # raised while the body was read
+            return error.__cause__.response()
+        if error.status_code == 404:
+            message = f"there is no {request.method} {request.url.path[:200]}"
+        else:
+            message = str(error.detail)
+        return Refusal(error.status_code, message, headers=error.headers or {}).response()
+
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    for kind in (Refusal, OutriderError, Exception):
+        app.add_exception_handler(kind, refused)

@@ -1,0 +1,86 @@
+"""Server-sent events: a response that ends its source as soon as the client is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Final
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+DONE: Final = b"data: [DONE]\n\n"
+_PING: Final = b": still here\n\n"
+_PING_SECONDS: Final = 15.0
+_HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+def event(data: str) -> bytes:
+    """One event."""
+    return b"data: " + data.encode() + b"\n\n"
+
+
+class EventStream(Response):
+    """Streams events.
+
+    While there is none, comments keep proxies from closing the connection.
+
+    Args:
+        events: whole events; closed when the client is gone or does not read.
+        send_seconds: longest time for the client to take one.
+        headers: more headers.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], send_seconds: float, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(None, headers={**_HEADERS, **(headers or {})})
+        del self.headers["content-length"]
+        self._events, self._send_seconds, self._idle = events, send_seconds, True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        writing = asyncio.ensure_future(self._write(send))
+        others = [asyncio.ensure_future(gone(receive)), asyncio.ensure_future(self._ping(send))]
+        try:
+            await asyncio.wait({writing, *others}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (writing, *others):
+                task.cancel()
+            await asyncio.gather(writing, *others, return_exceptions=True)
+        if not writing.cancelled() and (error := writing.exception()) is not None:
+            raise error
+
+    async def _write(self, send: Send) -> None:
+        async with aclosing(self._events) as events:
+            async for body in events:
+                if not await self._sent(send, body):
+                    return
+        await self._sent(send, b"", more=False)
+
+    async def _sent(self, send: Send, body: bytes, *, more: bool = True) -> bool:
+        """Send a piece; False if the client does not take it in time."""
+        self._idle = False
+        try:
+            async with asyncio.timeout(self._send_seconds):
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+        except TimeoutError:
+            return False
+        return True
+
+    async def _ping(self, send: Send) -> None:
+        while True:
+            self._idle = True
+            await asyncio.sleep(_PING_SECONDS)
+            if self._idle and not await self._sent(send, _PING):
+                return
+
+
+async def gone(receive: Receive) -> None:
+    """Wait until the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

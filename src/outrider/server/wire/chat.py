@@ -1,0 +1,217 @@
+"""``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, JsonValue
+
+from outrider.server.wire.shared import ANSWER, STRICT, SamplingFields, TextPart, Timings, Usage, absent
+
+
+class FunctionCall(BaseModel):
+    """A function and its arguments as JSON text."""
+
+    model_config = STRICT
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call that an answer of the model made."""
+
+    model_config = STRICT
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(BaseModel):
+    """One message of a conversation."""
+
+    model_config = STRICT
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    name: str | None = Field(None, max_length=256)
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = Field(None, description="Ignored.")
+    audio: None = None
+    function_call: None = None
+    annotations: list[Any] | None = Field(None, description="Ignored.")
+
+
+class FunctionSpec(BaseModel):
+    """A function that the model may call."""
+
+    model_config = STRICT
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolSpec(BaseModel):
+    """A tool that the model may call."""
+
+    model_config = STRICT
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class FunctionName(BaseModel):
+    """A function by name."""
+
+    model_config = STRICT
+    name: str
+
+
+class NamedTool(BaseModel):
+    """The tool that the answer must call."""
+
+    model_config = STRICT
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ChatRequest(SamplingFields):
+    """A conversation to answer."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: list[ToolSpec] | None = Field(None, max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, JsonValue] | None = None
+    reasoning_effort: str | None = Field(None, description="Passed to the chat template.")
+    modalities: list[Literal["text"]] | None = None
+    metadata: dict[str, str] | None = Field(None, description="Ignored.")
+    store: bool | None = Field(None, description="Ignored.")
+    service_tier: str | None = Field(None, description="Ignored.")
+    safety_identifier: str | None = Field(None, description="Ignored.")
+    prompt_cache_key: str | None = Field(None, description="Ignored; equal prefixes are found without it.")
+    verbosity: str | None = Field(None, description="Ignored.")
+
+
+class TopLogprob(BaseModel):
+    """A token and its log-probability."""
+
+    model_config = ANSWER
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class TokenLogprob(BaseModel):
+    """A token of the answer, its log-probability, and the most probable tokens there."""
+
+    model_config = ANSWER
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(BaseModel):
+    """Log-probabilities of an answer's tokens."""
+
+    model_config = ANSWER
+    content: list[TokenLogprob] | None
+
+
+class AnswerMessage(BaseModel):
+    """The model's message."""
+
+    model_config = ANSWER
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    reasoning_content: str | None = absent()
+    refusal: None = None
+    tool_calls: list[ToolCall] | None = absent()
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    model_config = ANSWER
+    index: int
+    message: AnswerMessage
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: str
+    stop_reason: int | str | None = absent()
+    seed: int
+    pieces: list[tuple[str, bool]] | None = absent()
+
+
+class ChatAnswer(BaseModel):
+    """The answers to a conversation."""
+
+    model_config = ANSWER
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: Timings | None = absent()
+    system_fingerprint: str | None = absent()
+    prompt_logprobs: list[dict[str, Any] | None] | None = absent()
+
+
+class FunctionDelta(BaseModel):
+    """What a chunk adds to a call."""
+
+    model_config = ANSWER
+    name: str | None = absent()
+    arguments: str | None = absent()
+
+
+class ToolCallDelta(BaseModel):
+    """A call that begins or goes on."""
+
+    model_config = ANSWER
+    index: int
+    id: str | None = absent()
+    type: Literal["function"] | None = absent()
+    function: FunctionDelta
+
+
+class Delta(BaseModel):
+    """What a chunk adds to an answer."""
+
+    model_config = ANSWER
+    role: Literal["assistant"] | None = absent()
+    content: str | None = absent()
+    reasoning_content: str | None = absent()
+    tool_calls: list[ToolCallDelta] | None = absent()
+
+
+class ChunkChoice(BaseModel):
+    """One answer's part of a chunk."""
+
+    model_config = ANSWER
+    index: int
+    delta: Delta
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = absent()
+    pieces: list[tuple[str, bool]] | None = absent()
+
+
+class ChatChunk(BaseModel):
+    """One event of a stream."""
+
+    model_config = ANSWER
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = absent()
+    timings: Timings | None = absent()
+    system_fingerprint: str | None = absent()

@@ -1,0 +1,65 @@
+"""``/v1/completions``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from outrider.server.wire.shared import ANSWER, SamplingFields, Timings, TokenId, Usage, absent
+
+MOST_PROMPTS = 1024
+
+
+class CompletionRequest(SamplingFields):
+    """A prompt, or several, to complete."""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS)]
+    )
+    echo: bool | None = Field(None, description="Begin the text with the prompt.")
+    logprobs: int | None = Field(None, ge=0, le=20)
+    add_special_tokens: bool | None = Field(None, description="Put the model's special tokens around a text prompt.")
+    best_of: Literal[1] | None = Field(None, description="Only 1: nothing is thrown away.")
+    suffix: Literal[""] | None = Field(None, description="Not supported.")
+
+
+class CompletionLogprobs(BaseModel):
+    """Log-probabilities of a completion's tokens, in lists of equal length."""
+
+    model_config = ANSWER
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    """One completion, or what a chunk adds to it."""
+
+    model_config = ANSWER
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = absent()
+    seed: int | None = absent()
+    prompt_logprobs: list[dict[str, Any] | None] | None = absent()
+    pieces: list[tuple[str, bool]] | None = absent()
+
+
+class CompletionAnswer(BaseModel):
+    """The completions of a request, or one event of a stream."""
+
+    model_config = ANSWER
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = absent()
+    timings: Timings | None = absent()
+    system_fingerprint: str | None = absent()

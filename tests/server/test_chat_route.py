@@ -1,0 +1,119 @@
+"""``/v1/chat/completions`` and ``/v1/completions``: answers are the library's own, streamed or not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from serving import Served
+
+from outrider.server.wire.chat import ChatAnswer, ChatChunk
+from outrider.server.wire.completions import CompletionAnswer
+
+MESSAGES = [{"role": "user", "content": "tell me of the sea"}]
+
+
+def events(answer: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a stream, which ends with [DONE]."""
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    lines = [line[len("data: ") :] for line in answer.text.split("\n") if line.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 7}, {"seed": 3, "n": 3, "stop": ["e"]}])
+def test_a_chat_answer_is_the_librarys(served: Served, client: httpx.Client, options: dict[str, Any]) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 24, **options}
+    told = client.post("/v1/chat/completions", json=body)
+    assert told.status_code == 200, told.text
+    answer = ChatAnswer.model_validate_json(told.text)
+    done = served.llm.chat(MESSAGES, max_tokens=24, **{"temperature": 1.0, **options})
+    assert [choice.message.content for choice in answer.choices] == [choice.text for choice in done.choices]
+    assert [choice.finish_reason for choice in answer.choices] == [choice.finish_reason for choice in done.choices]
+    assert answer.usage.completion_tokens == sum(len(choice.token_ids) for choice in done.choices)
+    streamed = client.post(
+        "/v1/chat/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}}
+    )
+    chunks = [ChatChunk.model_validate(event) for event in events(streamed)]
+    texts = ["" for _ in done.choices]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [choice.text for choice in done.choices]
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
+
+
+def test_completions_take_texts_ids_and_batches(served: Served, client: httpx.Client) -> None:
+    ids = served.llm.encode("the sea")
+    wish = {"max_tokens": 8, "temperature": 0}
+    expected = served.llm.generate("the sea", **wish)[0].text
+    for prompt, count in (("the sea", 1), (ids, 1), (["the sea", "the sea"], 2), ([ids, ids, ids], 3)):
+        told = client.post("/v1/completions", json={"prompt": prompt, **wish})
+        answer = CompletionAnswer.model_validate_json(told.text)
+        assert [choice.text for choice in answer.choices] == [expected] * count
+
+
+def test_echo_and_prompt_logprobs(served: Served, client: httpx.Client) -> None:
+    for most in (0, 1, 5):
+        body = {"prompt": "the sea", "max_tokens": most, "temperature": 0, "echo": True, "logprobs": 2}
+        answer = CompletionAnswer.model_validate_json(client.post("/v1/completions", json=body).text)
+        (choice,) = answer.choices
+        assert choice.logprobs is not None
+        assert choice.text.startswith("the sea")
+        assert choice.logprobs.token_logprobs[0] is None
+        assert "".join(choice.logprobs.tokens).startswith(choice.text)  # half a character at the end is no text
+        assert len(choice.logprobs.tokens) == answer.usage.prompt_tokens + most  # type: ignore[union-attr]
+        streamed = client.post("/v1/completions", json=body | {"stream": True})
+        tokens = [
+            token for event in events(streamed) for part in event["choices"] for token in part["logprobs"]["tokens"]
+        ]
+        assert tokens == choice.logprobs.tokens
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -1),
+        ("temperature", "0.5"),
+        ("top_p", 0),
+        ("max_tokens", "many"),
+        ("n", 0),
+        ("stop", 5),
+        ("logit_bias", {"7": "x"}),
+        ("messages", []),
+        ("frobnicate", 1),
+        ("top_logprobs", 3),
+        ("stream_options", {"include_usage": True}),
+    ],
+)
+def test_wrong_values_name_their_field(client: httpx.Client, field: str, value: object) -> None:
+    told = client.post("/v1/chat/completions", json={"messages": MESSAGES, field: value})
+    assert told.status_code == 400
+    error = told.json()["error"]
+    assert error["param"] == field
+    assert error["type"] == "invalid_request_error"
+    assert field in error["message"]
+
+
+def test_what_is_not_offered_is_refused(client: httpx.Client) -> None:
+    for path in ("/v1/embeddings", "/v1/images/generations", "/v1/audio/speech", "/nowhere"):
+        told = client.post(path, json={})
+        assert told.status_code == 404
+        assert told.json()["error"]["type"] == "not_found_error"
+    told = client.post("/v1/chat/completions", json={"messages": MESSAGES, "model": "gpt-9"})
+    assert told.status_code == 404
+    assert told.json()["error"]["code"] == "model_not_found"
+
+
+def test_the_small_routes(served: Served, client: httpx.Client) -> None:
+    ids = client.post("/tokenize", json={"prompt": "the sea"}).json()["tokens"]
+    assert ids == served.llm.encode("the sea")
+    assert client.post("/detokenize", json={"tokens": ids}).json()["prompt"] == "the sea"
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/ready").status_code == 200
+    (card,) = client.get("/v1/models").json()["data"]
+    assert client.get(f"/v1/models/{card['id']}").json() == card
+    assert served.idle()
