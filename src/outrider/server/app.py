@@ -26,7 +26,7 @@ from outrider.server.wire.others import (
     DetokenizeRequest,
     ModelCard,
     ModelList,
-    Status,
+    ServerStatus,
     TokenizeAnswer,
     TokenizeRequest,
     Version,
@@ -203,14 +203,14 @@ def _tokens(desk: Desk, body: TokenizeRequest) -> list[int]:
 
 def _add_health(app: FastAPI, desk: Desk) -> None:
     @app.get("/health")
-    async def health() -> Status:
-        return Status(status="ok")
+    async def health() -> ServerStatus:
+        return ServerStatus(status="ok")
 
     @app.get("/ready")
-    async def ready() -> Status:
+    async def ready() -> ServerStatus:
         if desk.draining:
             raise Refusal(503, "the server is shutting down", code="draining")
-        return Status(status="ok")
+        return ServerStatus(status="ok")
 
     @app.get("/version")
     async def version_of() -> Version:

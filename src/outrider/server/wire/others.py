@@ -75,7 +75,7 @@ class DetokenizeAnswer(BaseModel):
     prompt: str
 
 
-class Status(BaseModel):
+class ServerStatus(BaseModel):
     """How the server is."""
 
     model_config = ANSWER
