@@ -172,7 +172,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which servers to measure."""
     parser.add_argument("--model", required=True, help="a .gguf file, or a name in the models folder")
     parser.add_argument("--servers", default="plain,speculative,llama", help="which of plain, speculative and llama")
-    parser.add_argument("--context", type=int, default=2048, help="tokens of prompt and output together")
+    parser.add_argument("--context", type=int, default=2048, help="tokens of each of llama-server's slots")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--algorithm", default="auto", help="drafting method of the speculative server")
     parser.add_argument("--outrider-args", type=shlex.split, default=[], help="more options of outrider serve")
