@@ -115,7 +115,12 @@ def stats_at(second: int, *, running: int = 0, waiting: int = 0, done: float = 0
         "cached_tokens": int(90 * done),
         "prompt_tokens": int(150 * done),
         "budget": {"1": 7.4, "2": 5.1, "4": 2.6, "8": 0.9} if done else {},
-        "rows": {"prompt": int(60 * done), "decode": int(60 * done), "draft": int(150 * done), "wasted": int(50 * done)},
+        "rows": {
+            "prompt": int(60 * done),
+            "decode": int(60 * done),
+            "draft": int(150 * done),
+            "wasted": int(50 * done),
+        },
         "seconds": {
             "prefill": 0.07 * done,
             "mixed": 0.09 * done,

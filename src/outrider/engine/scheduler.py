@@ -182,7 +182,7 @@ class Scheduler:
 
     def _most_nodes_of(self, request: Request) -> int:
         # Where one token is left, the anchor's row gives it.
-        return self._most_nodes if request.drafting and request.limit - request.wanted > 1 else 1
+        return min(self._most_nodes, request.most_nodes) if request.limit - request.wanted > 1 else 1
 
     def _prompt_turn(self, request: Request, rows: int) -> Turn:
         pending = request.pending
@@ -236,6 +236,8 @@ class Scheduler:
         request.logprobs += turn.logprobs
         if turn.decodes:
             request.stats.add(verdict)
+            if turn.method is not None:
+                request.methods[turn.method] = request.methods.get(turn.method, 0) + 1
         if not request.times.first_token:
             request.times.first_token = time.perf_counter()
         request.inputs += verdict.tokens
