@@ -4,9 +4,9 @@
 
 The trace has JSON lines with ``t_s``, ``input_tokens``, ``output_tokens`` and ``prefix_block_ids``, in blocks of 512
 tokens, as Mooncake's traces do.  ``--scale`` makes one token of so many recorded ones; a block should keep at least the
-16 tokens of a page.  Equal blocks become equal pieces of real text, different blocks different ones.  Requests keep their
-order: clients send them one after the other, or ``--speed`` keeps their times, compressed.  ``possible`` is the share that
-a cache without limits would hold if every request waited for the one before.
+16 tokens of a page.  Equal blocks become equal pieces of real text, different blocks different ones.  Requests keep
+their order: clients send them one after the other, or ``--speed`` keeps their times, compressed.  ``possible`` is the
+share that a cache without limits would hold if every request waited for the one before.
 """
 
 from __future__ import annotations
