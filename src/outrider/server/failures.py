@@ -76,6 +76,8 @@ def _of_validation(error: RequestValidationError) -> Refusal:
     errors: Sequence[Mapping[str, Any]] = error.errors()
     if any(item["type"] == "json_invalid" for item in errors):
         return Refusal(400, "the body is not valid JSON")
+    if any(len(item["loc"]) == 1 and item["type"] != "value_error" for item in errors):
+        return Refusal(400, "the body must be a JSON object, with the header Content-Type: application/json")
     told: dict[str, str] = {}
     for item in errors:
         path = [str(part) for part in item["loc"][1:]]
@@ -101,7 +103,7 @@ def install(app: FastAPI) -> None:
         if isinstance(error.__cause__, Refusal):  # raised while the body was read
             return error.__cause__.response()
         if error.status_code == 404:
-            message = f"there is no {request.method} {request.url.path[:200]}"
+            message = f"there is no {request.method} {request.scope['path'][:200]}"
         else:
             message = str(error.detail)
         return Refusal(error.status_code, message, headers=error.headers or {}).response()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
-from outrider.server.wire.shared import ANSWER, STRICT, SamplingFields, TextPart, Timings, Usage, absent
+from outrider.server.wire.shared import ANSWER, MOST_MESSAGES, STRICT, SamplingFields, TextParts, Timings, Usage, absent
 
 
 class FunctionCall(BaseModel):
@@ -31,9 +31,9 @@ class Message(BaseModel):
 
     model_config = STRICT
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
+    content: str | TextParts | None = None
     name: str | None = Field(None, max_length=256)
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = Field(None, description="Ignored.")
@@ -78,7 +78,7 @@ class NamedTool(BaseModel):
 class ChatRequest(SamplingFields):
     """A conversation to answer."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
@@ -89,8 +89,8 @@ class ChatRequest(SamplingFields):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
     reasoning_effort: str | None = Field(None, description="Passed to the chat template.")
-    modalities: list[Literal["text"]] | None = None
-    metadata: dict[str, str] | None = Field(None, description="Ignored.")
+    modalities: list[Literal["text"]] | None = Field(None, max_length=8)
+    metadata: dict[str, str] | None = Field(None, max_length=64, description="Ignored.")
     store: bool | None = Field(None, description="Ignored.")
     service_tier: str | None = Field(None, description="Ignored.")
     safety_identifier: str | None = Field(None, description="Ignored.")
