@@ -13,7 +13,7 @@ from rich.progress import Progress as ProgressBar
 from outrider.completion import Completion
 from outrider.config import CacheConfig, SchedulerConfig, Speculation
 from outrider.drafters.base import DrafterConfig
-from outrider.engine.build import configured_engine, planned
+from outrider.engine.build import Algorithms, configured_engine, planned
 from outrider.engine.call import RequestSpec
 from outrider.engine.driver import Driver
 from outrider.engine.engine import Engine
@@ -44,6 +44,8 @@ class LLM:
         speculation: a method's name or config, a dict, a :class:`Speculation`, or None for plain decoding.
         draft_model: a draft model or several, each a folder, hub id or file; used where lookup finds nothing.
         head: a trained head, by its folder or the name of a shipped one; used where lookup finds nothing.
+        algorithms: more methods that requests may choose with ``algorithm``, by name or config; None loads those that
+            need no draft model.
         dtype: precision on the ``hf`` backend: ``float32``, ``bfloat16`` or ``float16``; ``auto`` lets it choose.
         device: ``auto``, ``cpu`` or ``cuda``.
         backend: ``native`` (dense decoders on CPU kernels), ``hf`` (transformers), or ``auto``: ``native`` if possible.
@@ -66,6 +68,7 @@ class LLM:
         speculation: Plan = "auto",
         draft_model: str | Path | Sequence[str | Path] | None = None,
         head: str | Path | None = None,
+        algorithms: Algorithms = None,
         dtype: str | torch.dtype | None = "auto",
         device: str | torch.device | None = "auto",
         backend: str | None = "auto",
@@ -97,7 +100,8 @@ class LLM:
         plan = planned(speculation, draft_model, head)
         plan = Speculation(plan.drafter_config(lambda: heads_beside(model)), plan.verifier)
         target, tokenizer = load_model(model, options)
-        self._take(os.fspath(model), target, tokenizer, plan, {"load": load, "cache": cache, "scheduler": scheduler})
+        setup = {"load": load, "algorithms": algorithms, "cache": cache, "scheduler": scheduler}
+        self._take(os.fspath(model), target, tokenizer, plan, setup)
 
     @classmethod
     def from_model(
@@ -108,6 +112,7 @@ class LLM:
         speculation: Plan = "auto",
         draft_models: Mapping[str, TargetModel] | None = None,
         heads: Mapping[str, HeadCheckpoint] | None = None,
+        algorithms: Algorithms = None,
         cache: CacheConfig | Mapping[str, Any] | None = None,
         scheduler: SchedulerConfig | Mapping[str, Any] | None = None,
         **unknown: object,
@@ -120,6 +125,7 @@ class LLM:
             speculation: as for the class.
             draft_models: draft models by name; they share the target's tokenizer.
             heads: trained heads by name.
+            algorithms: as for the class.
             cache: as for the class.
             scheduler: as for the class.
             unknown: refused.
@@ -134,7 +140,7 @@ class LLM:
                 )
             return known[str(path)], tokenizer
 
-        setup = {"load": load, "heads": heads, "cache": cache, "scheduler": scheduler}
+        setup = {"load": load, "heads": heads, "algorithms": algorithms, "cache": cache, "scheduler": scheduler}
         name = tokenizer.name if tokenizer else type(target).__name__
         return cls._made(name, target, tokenizer, speculation, setup)
 

@@ -259,7 +259,9 @@ BAD = {
     "processors": (3, (None,)),
     "ignore_eos": ("no", 1),
     "skip_special_tokens": (0,),
-    "speculate": ("auto",),
+    "speculate": ("always", 1),
+    "algorithm": ("", 5),
+    "max_draft_tokens": (-1, 1.5),
     "cache_salt": ("", 5, b"salt"),
 }
 

@@ -190,6 +190,8 @@ class SuffixDrafter(Drafter):
         return [self._draft(sequence) for sequence in context.sequences]
 
     def observe(self, outcome: Outcome) -> None:
+        if not self._texts:
+            return
         for sequence, tree, verdict in zip(outcome.sequences, outcome.trees, outcome.verdicts, strict=True):
             if (text := self._texts.get(sequence.key)) is not None:
                 text.calibration.observe(tree if tree is text.drafted else None, verdict)

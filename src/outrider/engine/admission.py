@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -74,7 +75,7 @@ def admit(
         limit=limit,
         sampler=sampler,
         stopper=Stopper(params, ends, limit - len(inputs), stream),
-        drafting=params.speculate,
+        most_nodes=_most_nodes(params),
         prompt_logprobs=[] if params.prompt_logprobs is None else [None],
     )
 
@@ -97,6 +98,13 @@ def bad_word_ids(words: Sequence[Sequence[int] | str], tokenizer: Tokenizer) -> 
         if not any(spelled):
             raise ConfigError(f"bad_words names {word!r}, which is no token of this model")
     return tuple(found)
+
+
+def _most_nodes(params: SamplingParams) -> int:
+    """Most nodes of a draft tree that the user allows, anchor included."""
+    if params.speculate is False:
+        return 1
+    return sys.maxsize if params.max_draft_tokens is None else 1 + params.max_draft_tokens
 
 
 def _in_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:

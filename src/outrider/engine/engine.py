@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
-from outrider.config import SchedulerConfig
+from outrider.config import SchedulerConfig, SpeculationDefault
 from outrider.control.base import Controller, Observer
 from outrider.drafters.base import Drafter
 from outrider.engine.admission import admit
@@ -49,7 +49,7 @@ class Engine:
         target: the model served.
         tokenizer: makes text and names end-of-sequence ids; None serves token ids alone.
         pool: pages for the target and for drafters that keep their own.
-        drafters: propose; the first serves requests unless the controller says otherwise.
+        drafters: propose, by the name of their method; the first serves requests unless the controller says otherwise.
         verifier: decides.
         config: row limits.
         controller: says how much each request drafts.
@@ -65,7 +65,7 @@ class Engine:
         target: TargetModel,
         tokenizer: Tokenizer | None,
         pool: KVPool,
-        drafters: Sequence[Drafter],
+        drafters: Mapping[str, Drafter],
         verifier: Verifier,
         config: SchedulerConfig,
         controller: Controller,
@@ -237,6 +237,7 @@ class Engine:
         self, prompt: Sequence[int], params: SamplingParams, *, choice: int = 0, seed: int | None = None
     ) -> Request:
         """Queue one completion of a prompt; see :func:`outrider.engine.admission.admit` for arguments and errors."""
+        self.drafting.check_loaded(params.algorithm)
         self._submitted += 1
         request = admit(
             f"r{self._submitted}",
@@ -250,6 +251,15 @@ class Engine:
         )
         self.scheduler.add(request)
         return request
+
+    def set_speculation(self, default: SpeculationDefault) -> None:
+        """Say what requests do that leave their speculation open; safe between two rounds, and changes no text.
+
+        Raises:
+            ConfigError: it names a method that is not loaded.
+        """
+        self.drafting.check_loaded(default.algorithm)
+        self.controller.default = default
 
     def cancel(self, request: Request) -> None:
         """End a request before its next round; safe at any point, and for one that has ended."""

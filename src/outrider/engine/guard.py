@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -31,6 +32,8 @@ class GuardedDrafter:
     def __init__(self, drafter: Drafter, vocabulary: int) -> None:
         self._drafter, self._vocabulary, self.needs = drafter, vocabulary, drafter.needs
         self._off: set[str] = set()
+        self.switched_off: Counter[str] = Counter()
+        """How often drafting ended for a request, by the type of what the drafter raised."""
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
         """How many reusable rows to adopt; all of them if the drafter fails."""
@@ -129,6 +132,7 @@ class GuardedDrafter:
         _log.warning(
             "drafting ended for request %s, which continues without drafts: %s: %s", key, type(error).__name__, error
         )
+        self.switched_off[type(error).__name__] += 1
         self._off.add(key)
         self._let_go(key)
 

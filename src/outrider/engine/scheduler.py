@@ -10,7 +10,7 @@ them, it waits: so the samples of one prompt compute it once.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -53,6 +53,10 @@ class Scheduler:
         """Progress that was not handed out yet."""
         self.draft_rows = 0
         """Rows of the scheduled pass that drafts may take, all requests together."""
+        self.ended: Counter[FinishReason] = Counter()
+        """Number of requests that have ended, by reason."""
+        self.preemptions = 0
+        """How often a running request was preempted."""
 
     @property
     def max_running(self) -> int:
@@ -178,7 +182,7 @@ class Scheduler:
 
     def _most_nodes_of(self, request: Request) -> int:
         # Where one token is left, the anchor's row gives it.
-        return self._most_nodes if request.drafting and request.limit - request.wanted > 1 else 1
+        return min(self._most_nodes, request.most_nodes) if request.limit - request.wanted > 1 else 1
 
     def _prompt_turn(self, request: Request, rows: int) -> Turn:
         pending = request.pending
@@ -212,6 +216,7 @@ class Scheduler:
 
     def preempt(self, request: Request) -> None:
         """Preempt a request: it gives its pages back, keeps its tokens, and is computed again later."""
+        self.preemptions += 1
         self.running.remove(request)
         self._cache.release(request.id)
         request.computed, request.status = 0, Status.WAITING
@@ -231,6 +236,8 @@ class Scheduler:
         request.logprobs += turn.logprobs
         if turn.decodes:
             request.stats.add(verdict)
+            if turn.method is not None:
+                request.methods[turn.method] = request.methods.get(turn.method, 0) + 1
         if not request.times.first_token:
             request.times.first_token = time.perf_counter()
         request.inputs += verdict.tokens
@@ -267,6 +274,7 @@ class Scheduler:
         (self.running if request.status is Status.RUNNING else self.waiting).remove(request)
         request.status, request.finish_reason, request.failure = Status.FINISHED, reason, failure
         request.times.ended = time.perf_counter()
+        self.ended[reason] += 1
 
 
 def common_rows(one: Sequence[int], other: Sequence[int], most: int, page_size: int) -> int:

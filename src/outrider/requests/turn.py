@@ -41,6 +41,8 @@ class Turn:
     anchor, so that no token comes of it."""
     budget: Budget = PLAIN
     """Controller; the scheduler cuts it to the free pages."""
+    method: str | None = None
+    """Drafting: name of the method that serves the turn; None where nothing may be drafted."""
     tree: TokenTree | None = None
     """Drafter, pruned by the controller; None where the pass does not reach the anchor."""
     verdict: Verdict | None = None

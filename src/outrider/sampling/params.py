@@ -73,8 +73,12 @@ class SamplingParams:
     """Number of completions per prompt."""
     processors: tuple[LogitsProcessor, ...] = ()
     """One function or several, (history, logits) → logits, called for every row that may emit a token."""
-    speculate: bool = True
-    """False decodes this request without drafts."""
+    speculate: bool | None = None
+    """True drafts, False decodes without drafts; None, or ``auto``, does what the engine does by default."""
+    algorithm: str | None = None
+    """The drafting method, one of those that the engine has loaded; None is the engine's own."""
+    max_draft_tokens: int | None = None
+    """Maximum draft tokens per round; 0 decodes without drafts, None leaves it to the method."""
     cache_salt: str | None = None
     """Only requests with the same salt reuse each other's cached rows; None is shared by all that name none."""
 
@@ -134,9 +138,17 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("logprobs", 0, 1024),
     ("prompt_logprobs", 0, 1024),
     ("n", 1, 4096),
+    ("max_draft_tokens", 0, _INFINITY),
 )
-_OPTIONAL = frozenset({"allowed_token_ids", "max_tokens", "seed", "logprobs", "prompt_logprobs", "cache_salt"})
-_WHOLE = frozenset({"top_k", "min_tokens", "max_tokens", "seed", "logprobs", "prompt_logprobs", "n"})
+_OPTIONAL = frozenset(
+    {
+        *("allowed_token_ids", "max_tokens", "seed", "logprobs", "prompt_logprobs", "cache_salt"),
+        *("speculate", "algorithm", "max_draft_tokens"),
+    }
+)
+_WHOLE = frozenset(
+    {"top_k", "min_tokens", "max_tokens", "seed", "logprobs", "prompt_logprobs", "n", "max_draft_tokens"}
+)
 
 
 def _default(item: Any) -> Any:
@@ -168,6 +180,20 @@ def _read_switch(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{name} must be True or False, not {value!r}")
     return value
+
+
+def _read_speculate(name: str, value: Any) -> bool | None:
+    if isinstance(value, str) and value == "auto":
+        return None
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True, False, or None for the engine's default, not {value!r}")
+    return value
+
+
+def _read_algorithm(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{name} must be the name of a drafting method, or None for the engine's own, not {value!r}")
+    return value.lower().replace("-", "_")
 
 
 def _read_salt(name: str, value: Any) -> str:
@@ -208,7 +234,8 @@ _READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "processors": _read_items,
     "ignore_eos": _read_switch,
     "skip_special_tokens": _read_switch,
-    "speculate": _read_switch,
+    "speculate": _read_speculate,
+    "algorithm": _read_algorithm,
     "cache_salt": _read_salt,
 }
 """Conversions of fields that accept several types."""

@@ -14,10 +14,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from outrider.server import chat, completions, failures
+from outrider.server.board import Board
 from outrider.server.desk import Desk
 from outrider.server.exchange import Exchange
 from outrider.server.failures import Refusal, refusal_of
 from outrider.server.limits import Gate
+from outrider.server.routes.admin import add_admin
+from outrider.server.routes.board import add_board
+from outrider.server.routes.page import add_page
 from outrider.server.sse import DONE, EventStream, event, gone
 from outrider.server.wire.chat import ChatAnswer, ChatRequest
 from outrider.server.wire.completions import CompletionAnswer, CompletionRequest
@@ -26,7 +30,7 @@ from outrider.server.wire.others import (
     DetokenizeRequest,
     ModelCard,
     ModelList,
-    Status,
+    ServerStatus,
     TokenizeAnswer,
     TokenizeRequest,
     Version,
@@ -67,6 +71,11 @@ def make_app(desk: Desk) -> FastAPI:
     _add_models(app, desk)
     _add_tokens(app, desk)
     _add_health(app, desk)
+    board = Board(desk)
+    desk.watcher = board
+    add_board(app, board)
+    add_page(app)
+    add_admin(app, desk.llm)
     for path, what in _NOT_SERVED.items():
         app.add_api_route(path, partial(_refuse, what), methods=["POST", "GET"], include_in_schema=False)
     app.add_middleware(Gate, settings=desk.settings)
@@ -161,7 +170,7 @@ def _add_models(app: FastAPI, desk: Desk) -> None:
             max_model_len=target.context_length,
             backend=target.backend,
             algorithm=desk.algorithm,
-            algorithms=[desk.algorithm],
+            algorithms=list(desk.algorithms),
         )
         for name in desk.names
     ]
@@ -203,14 +212,14 @@ def _tokens(desk: Desk, body: TokenizeRequest) -> list[int]:
 
 def _add_health(app: FastAPI, desk: Desk) -> None:
     @app.get("/health")
-    async def health() -> Status:
-        return Status(status="ok")
+    async def health() -> ServerStatus:
+        return ServerStatus(status="ok")
 
     @app.get("/ready")
-    async def ready() -> Status:
+    async def ready() -> ServerStatus:
         if desk.draining:
             raise Refusal(503, "the server is shutting down", code="draining")
-        return Status(status="ok")
+        return ServerStatus(status="ok")
 
     @app.get("/version")
     async def version_of() -> Version:

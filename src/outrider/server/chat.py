@@ -63,7 +63,7 @@ def _of_prompt(exchange: Exchange) -> list[dict[str, object] | None] | None:
 async def chunks(exchange: Exchange) -> AsyncGenerator[bytes, None]:
     """Stream the answers to a conversation as events; one chunk for each round and answer."""
     async with exchange.called(ends_only=False) as ticket:
-        writer = _ChunkWriter(exchange, [PlainParser() for _ in ticket.call.requests])
+        writer = _ChatWriter(exchange, [PlainParser() for _ in ticket.call.requests])
         yield b""  # the engine has taken the requests
         yield writer.opening()
         async for step in exchange.steps(ticket):
@@ -74,7 +74,7 @@ async def chunks(exchange: Exchange) -> AsyncGenerator[bytes, None]:
     yield DONE
 
 
-class _ChunkWriter:
+class _ChatWriter:
     def __init__(self, exchange: Exchange, parsers: Sequence[PlainParser]) -> None:
         self._exchange, self._parsers = exchange, parsers
 

@@ -81,7 +81,8 @@ async def chunks(exchange: Exchange, echoes: Sequence[str]) -> AsyncGenerator[by
     async with exchange.called(ends_only=False) as ticket:
         texts = [echo for echo, group in zip(echoes, ticket.call.groups, strict=True) for _ in group]
         writers = [
-            _ChunkWriter(exchange, request, echo) for request, echo in zip(ticket.call.requests, texts, strict=True)
+            _CompletionWriter(exchange, request, echo)
+            for request, echo in zip(ticket.call.requests, texts, strict=True)
         ]
         yield b""  # the engine has taken the requests
         async for step in exchange.steps(ticket):
@@ -93,7 +94,7 @@ async def chunks(exchange: Exchange, echoes: Sequence[str]) -> AsyncGenerator[by
     yield DONE
 
 
-class _ChunkWriter:
+class _CompletionWriter:
     """Writes one output's chunks."""
 
     def __init__(self, exchange: Exchange, request: Request, echo: str) -> None:

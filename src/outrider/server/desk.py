@@ -96,6 +96,9 @@ class Desk:
         self.names = settings.served_names or (Path(llm.name).name,)
         """Names of the model for clients."""
         self.algorithm = llm.drafter_config.method
+        """The server's own drafting method."""
+        self.algorithms = llm.engine.drafting.methods
+        """All that are loaded."""
         self.max_running = llm.engine.scheduler.max_running
         self.watcher: Watcher = _Unwatched()
         self.draining = False

@@ -95,7 +95,7 @@ class Exchange:
             Refusal: an output failed or took too long.
         """
         self.groups = ticket.call.groups
-        readers = [_Reader(place, request, self) for place, request in enumerate(self.requests)]
+        readers = [_OutputReader(place, request, self) for place, request in enumerate(self.requests)]
         by_request = {reader.request.id: reader for reader in readers}
         async for item in ticket.progress():
             self.desk.watcher.progressed(item)
@@ -105,7 +105,7 @@ class Exchange:
             yield by_request[item.request.id].step(item)
 
 
-class _Reader:
+class _OutputReader:
     """Reads one output round by round."""
 
     def __init__(self, place: int, request: Request, exchange: Exchange) -> None:

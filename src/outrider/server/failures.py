@@ -28,6 +28,8 @@ _TYPES: Final = {
     503: "service_unavailable_error",
 }
 _FIELDS: Final = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
+_WITHIN: Final = dict.fromkeys(("speculate", "algorithm", "max_draft_tokens"), "speculation")
+"""Sampling parameters that are fields of a field."""
 
 
 @dataclass(eq=False)
@@ -58,7 +60,8 @@ def refusal_of(error: BaseException) -> Refusal:
         return error
     if isinstance(error, (ConfigError, RequestError)):
         said = str(error)
-        name = said.split(maxsplit=1)[0] if said else ""
+        name = said.split(maxsplit=1)[0].rstrip(":") if said else ""
+        name = _WITHIN.get(name, name)
         code = "context_length_exceeded" if "but the context holds" in said else None
         param = "messages" if code else next((part for part in (name,) if part in _FIELDS), None)
         return Refusal(400, said, param, code)

@@ -19,7 +19,7 @@ def of_chat(tokenizer: Tokenizer, found: Sequence[TokenLogprob] | None) -> chat.
     content = []
     for item in found:
         top = [chat.TopLogprob(**_token(tokenizer, token), logprob=logprob) for token, logprob in item.top]
-        content.append(chat.TokenLogprob(**_token(tokenizer, item.token_id), logprob=item.logprob, top_logprobs=top))
+        content.append(chat.ChatLogprob(**_token(tokenizer, item.token_id), logprob=item.logprob, top_logprobs=top))
     return chat.ChoiceLogprobs(content=content)
 
 

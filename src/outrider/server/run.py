@@ -92,6 +92,7 @@ class Server(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and tell where."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started and sockets:

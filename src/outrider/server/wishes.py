@@ -70,9 +70,12 @@ def sampling_params(fields: SamplingFields, salt: str | None, **more: Any) -> Sa
         ConfigError: a value is out of bounds; the message begins with its name.
     """
     given = {name: value for name in _SAME if (value := getattr(fields, name)) is not None}
-    speculation = fields.speculation
-    if speculation is not None and speculation.enabled is False:
-        given["speculate"] = False
+    if (wish := fields.speculation) is not None:
+        given |= {
+            "speculate": wish.enabled,
+            "algorithm": wish.algorithm,
+            "max_draft_tokens": wish.max_draft_tokens,
+        }
     if fields.seed is None:
         given["seed"] = secrets.randbits(_SEED_BITS)
     temperature = 1.0 if fields.temperature is None else fields.temperature

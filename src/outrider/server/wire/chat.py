@@ -126,7 +126,7 @@ class TopLogprob(BaseModel):
     bytes: list[int] | None = None
 
 
-class TokenLogprob(BaseModel):
+class ChatLogprob(BaseModel):
     """A token of the answer, its log-probability, and the most probable tokens there."""
 
     model_config = ANSWER
@@ -140,7 +140,7 @@ class ChoiceLogprobs(BaseModel):
     """Log-probabilities of an answer's tokens."""
 
     model_config = ANSWER
-    content: list[TokenLogprob] | None
+    content: list[ChatLogprob] | None
 
 
 class AnswerMessage(BaseModel):

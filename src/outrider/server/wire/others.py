@@ -75,7 +75,7 @@ class DetokenizeAnswer(BaseModel):
     prompt: str
 
 
-class Status(BaseModel):
+class ServerStatus(BaseModel):
     """How the server is."""
 
     model_config = ANSWER
@@ -95,4 +95,4 @@ class SpeculationSwitch(BaseModel):
     model_config = STRICT
     enabled: bool = True
     algorithm: str | None = Field(None, max_length=64, description="A loaded method; null is the server's own.")
-    max_draft_tokens: int | None = Field(None, ge=0, le=4096)
+    max_draft_tokens: int | None = Field(None, ge=1, le=4096)

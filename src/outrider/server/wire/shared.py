@@ -96,7 +96,7 @@ class TextPart(BaseModel):
 Parts = list[Annotated[TextPart, only("text", "this server reads no images, audio or files")]]
 
 
-class Prediction(BaseModel):
+class PredictedText(BaseModel):
     """A text that the answer probably resembles, such as the file to edit (OpenAI's Predicted Outputs)."""
 
     model_config = STRICT
@@ -161,7 +161,7 @@ class SamplingFields(BaseModel):
     guided_grammar: str | None = None
     guided_choice: list[str] | None = Field(None, min_length=1)
     speculation: SpeculationWish | None = None
-    prediction: Prediction | None = None
+    prediction: PredictedText | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower is served first; 0 is the default.")
     timeout: float | None = Field(None, gt=0, description="Seconds after which the request is given up.")

@@ -1,0 +1,59 @@
+// Puts the page together.
+
+import { getJson } from "./api.js";
+import { Chat } from "./chat.js";
+import { byId } from "./dom.js";
+import { History } from "./history.js";
+import { askKey, setUpKey } from "./key.js";
+import { Live } from "./live.js";
+import { Poll } from "./poll.js";
+import { followTranscript } from "./scroll.js";
+import { Settings } from "./settings.js";
+import { forLong } from "./store.js";
+import { Views } from "./views.js";
+
+const history = new History();
+const live = new Live(byId("charts"));
+const settings = new Settings();
+const views = new Views(() => live.show(history));
+
+setUpKey();
+setUpShade();
+followTranscript();
+new Chat(settings, (field) => {
+  views.show("request");
+  field.focus();
+});
+byId("change-key").addEventListener("click", () => askKey("An empty key forgets the one in use."));
+new ResizeObserver(() => live.show(history)).observe(byId("charts"));
+new Poll((stats) => {
+  history.add(stats);
+  live.show(history);
+  showServed(stats);
+});
+
+/** Which algorithms there are, the list of models says; it is asked again when another model is served. */
+let served = null;
+
+async function showServed({ model, algorithm, backend, algorithms }) {
+  const told = [model, algorithm, backend].filter(Boolean).join(" · ");
+  if (told === served) return;
+  served = told;
+  byId("served").textContent = told;
+  byId("served").title = told;
+  document.title = model ? `${model} · Outrider` : "Outrider";
+  const models = algorithms ? null : await getJson("v1/models").catch(() => null);
+  settings.offerAlgorithms(algorithms ?? models?.data?.[0]?.algorithms ?? []);
+}
+
+function setUpShade() {
+  const box = byId("shade");
+  const kept = forLong("shade");
+  const show = () => document.body.classList.toggle("unshaded", !box.checked);
+  box.checked = kept.read() !== "off";
+  box.addEventListener("change", () => {
+    kept.write(box.checked ? "" : "off");
+    show();
+  });
+  show();
+}
