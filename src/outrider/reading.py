@@ -67,8 +67,7 @@ class Reader:
         return [(self._written(one, told), wish) for one, wish in zip(conversations, each, strict=True)], several
 
     def _written(self, conversation: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> list[int]:
-        text = self._tokenizer.apply_chat_template(conversation, **told)
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._tokenizer.encode_chat(conversation, **told)
 
     @property
     def _tokenizer(self) -> Tokenizer:

@@ -71,9 +71,7 @@ def make_app(desk: Desk) -> FastAPI:
     _add_models(app, desk)
     _add_tokens(app, desk)
     _add_health(app, desk)
-    board = Board(desk)
-    desk.watcher = board
-    add_board(app, board)
+    add_board(app, Board(desk))
     add_page(app)
     add_admin(app, desk.llm)
     for path, what in _NOT_SERVED.items():

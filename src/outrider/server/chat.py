@@ -9,7 +9,7 @@ from outrider.completion import Choice
 from outrider.server import logprobs
 from outrider.server.exchange import FINISH, Exchange, Step
 from outrider.server.parts import Content, PlainParser
-from outrider.server.sse import DONE, event
+from outrider.server.sse import DONE, ChunkEvents, event
 from outrider.server.wire.chat import (
     AnswerMessage,
     ChatAnswer,
@@ -77,6 +77,7 @@ async def chunks(exchange: Exchange) -> AsyncGenerator[bytes, None]:
 class _ChatWriter:
     def __init__(self, exchange: Exchange, parsers: Sequence[PlainParser]) -> None:
         self._exchange, self._parsers = exchange, parsers
+        self._quick = ChunkEvents(ChatChunk(id=exchange.id, created=exchange.created, model=exchange.model, choices=[]))
 
     def opening(self) -> bytes:
         """The role, before anything is known."""
@@ -90,8 +91,11 @@ class _ChatWriter:
         said = "".join(part.text for part in parts if isinstance(part, Content))
         if not (said or step.logprobs or step.ended):
             return None
+        if step.text_alone and not self._exchange.wishes.continuous_usage:
+            choice = {"index": step.place, "delta": {"content": said}, "logprobs": None, "finish_reason": None}
+            return self._quick.event(choice)
         reason = step.request.finish_reason if step.ended else None
-        choice = ChunkChoice(
+        whole = ChunkChoice(
             index=step.place,
             delta=Delta(content=said) if said or not step.ended else Delta(),
             logprobs=logprobs.of_chat(self._exchange.tokenizer, step.logprobs),
@@ -99,7 +103,7 @@ class _ChatWriter:
             stop_reason=step.request.stop_reason if step.ended else None,
             pieces=step.pieces,
         )
-        return self._event([choice])
+        return self._event([whole])
 
     def closing(self) -> bytes:
         """Usage and timings."""

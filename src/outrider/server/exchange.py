@@ -33,6 +33,11 @@ class Step(NamedTuple):
     tokens: Sequence[int]
     ended: bool
 
+    @property
+    def text_alone(self) -> bool:
+        """Whether there is nothing to tell but the text."""
+        return not self.ended and self.logprobs is None and self.pieces is None
+
 
 class Exchange:
     """Follows one request's call.

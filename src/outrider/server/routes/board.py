@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from starlette.responses import Response
 
 from outrider.server.board import Board
@@ -15,8 +15,8 @@ def add_board(app: FastAPI, board: Board) -> None:
     """Serve the figures."""
 
     @app.get("/metrics", response_class=Response)
-    async def metrics(request: Request) -> Response:
-        body, kind = await asyncio.to_thread(board.scrape, request.headers.get("accept", ""))
+    async def metrics() -> Response:
+        body, kind = await asyncio.to_thread(board.scrape)
         return Response(body, headers={"Content-Type": kind})
 
     @app.get("/stats")
