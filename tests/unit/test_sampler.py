@@ -259,6 +259,7 @@ BAD = {
     "processors": (3, (None,)),
     "ignore_eos": ("no", 1),
     "skip_special_tokens": (0,),
+    "grammar": ("[0-9]+", {"type": "object"}),
     "speculate": ("auto",),
     "cache_salt": ("", 5, b"salt"),
 }
