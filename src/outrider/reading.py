@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from outrider.engine.call import RequestSpec
 from outrider.errors import ConfigError, RequestError
+from outrider.grammar import CompiledGrammar, Grammar
 from outrider.inputs import Params, Prompt, read_params, read_prompt, read_prompts
 from outrider.messages import Messages, read_conversations
 from outrider.models.files.tokenizer import Tokenizer
+from outrider.sampling.params import SamplingParams
 
 
 class Reader:
@@ -29,7 +32,7 @@ class Reader:
 
     def prompt(self, prompt: Prompt, params: Params | None, options: Mapping[str, Any]) -> RequestSpec:
         """Read one prompt; arguments and errors are those of :meth:`outrider.LLM.stream`."""
-        return self.encode(prompt), read_params(params, options, 1)[0]
+        return self.encode(prompt), self._ready(read_params(params, options, 1)[0])
 
     def prompts(
         self, prompts: Prompt | Iterable[Prompt], params: Params | Iterable[Params] | None, options: Mapping[str, Any]
@@ -37,7 +40,7 @@ class Reader:
         """Read several prompts; arguments and errors are those of :meth:`outrider.LLM.generate`."""
         listed = read_prompts(prompts)
         each = read_params(params, options, len(listed))
-        return [(self.encode(prompt), wish) for prompt, wish in zip(listed, each, strict=True)]
+        return [(self.encode(prompt), self._ready(wish)) for prompt, wish in zip(listed, each, strict=True)]
 
     def conversation(self, messages: Messages, told: Mapping[str, Any]) -> list[int]:
         """Read one conversation; arguments and errors are those of :meth:`outrider.LLM.encode_chat`."""
@@ -64,7 +67,19 @@ class Reader:
                 f"stream=True takes one conversation, but got {len(conversations)}; stream each on its own"
             )
         each = read_params(params, options, len(conversations))
-        return [(self._written(one, told), wish) for one, wish in zip(conversations, each, strict=True)], several
+        return [
+            (self._written(one, told), self._ready(wish)) for one, wish in zip(conversations, each, strict=True)
+        ], several
+
+    def compiled(self, grammar: Grammar | CompiledGrammar) -> CompiledGrammar:
+        """Compile a grammar; arguments and errors are those of :meth:`outrider.LLM.compile_grammar`."""
+        if self._known is None:
+            raise ConfigError("a grammar needs text, but this model was given without a tokenizer")
+        return self._known.grammars.compile(grammar)
+
+    def _ready(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with their grammar compiled, here in the caller's thread."""
+        return params if params.grammar is None else replace(params, grammar=self.compiled(params.grammar))
 
     def _written(self, conversation: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> list[int]:
         return self._tokenizer.encode_chat(conversation, **told)

@@ -259,6 +259,7 @@ BAD = {
     "processors": (3, (None,)),
     "ignore_eos": ("no", 1),
     "skip_special_tokens": (0,),
+    "grammar": ("[0-9]+", {"type": "object"}),
     "speculate": ("always", 1),
     "algorithm": ("", 5),
     "max_draft_tokens": (-1, 1.5),

@@ -41,10 +41,14 @@ class Scheduler:
         config: row limits.
         most_nodes: most nodes a drafter's tree may have, anchor included.
         drafter: asked before rows are adopted, told of preemptions.
+        most_forced: most nodes that a grammar may add to a tree.
     """
 
-    def __init__(self, cache: PagedCache, config: SchedulerConfig, most_nodes: int, drafter: Follower) -> None:
-        self._cache, self._config, self._most_nodes, self._drafter = cache, config, most_nodes, drafter
+    def __init__(
+        self, cache: PagedCache, config: SchedulerConfig, most_nodes: int, drafter: Follower, most_forced: int
+    ) -> None:
+        self._cache, self._config, self._drafter = cache, config, drafter
+        self._most_nodes, self._most_forced = most_nodes, most_forced
         self._preempted = False
         """Whether this pass preempted a request; then it admits none."""
         self.waiting: deque[Request] = deque()
@@ -182,7 +186,10 @@ class Scheduler:
 
     def _most_nodes_of(self, request: Request) -> int:
         # Where one token is left, the anchor's row gives it.
-        return min(self._most_nodes, request.most_nodes) if request.limit - request.wanted > 1 else 1
+        if request.most_nodes == 1 or request.limit - request.wanted <= 1:
+            return 1
+        forced = 0 if request.sampler.grammar is None else self._most_forced
+        return min(self._most_nodes, request.most_nodes) + forced
 
     def _prompt_turn(self, request: Request, rows: int) -> Turn:
         pending = request.pending

@@ -73,6 +73,11 @@ class Turn:
         return self.most_nodes > 0
 
     @property
+    def most_depth(self) -> int:
+        """Maximum depth of a draft that can still become text."""
+        return max(0, self.request.limit - self.request.wanted - 1)
+
+    @property
     def least_rows(self) -> int:
         """Rows it puts into the pass without drafts."""
         return self.forced + self.reaches_anchor

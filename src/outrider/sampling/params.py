@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from outrider.errors import ConfigError
+from outrider.grammar import CompiledGrammar, Grammar
 from outrider.values import is_token_id, listed, plain
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ row that may emit a token, with that row's own history."""
 class SamplingParams:
     """How the tokens of one request are chosen, and where the output ends.
 
-    They apply in this order: allowed tokens, bad words, logit bias, minimum length, custom processors, penalties,
-    temperature, min_p, top_k, top_p.  Temperature 0 takes the best token; among equals, the lowest id.
+    They apply in this order: allowed tokens, bad words, logit bias, minimum length, custom processors, grammar,
+    penalties, temperature, min_p, top_k, top_p.  Temperature 0 takes the best token; among equals, the lowest id.
 
     Numbers may be scalars of numpy or torch.  A field given as None has its default.
 
@@ -73,6 +74,9 @@ class SamplingParams:
     """Number of completions per prompt."""
     processors: tuple[LogitsProcessor, ...] = ()
     """One function or several, (history, logits) → logits, called for every row that may emit a token."""
+    grammar: Grammar | CompiledGrammar | None = None
+    """What the output must look like.  Where it is whole, the output ends: with an end token of the model, or, if none
+    is allowed (``ignore_eos``), at once.  ``min_tokens`` does not prolong a whole output; ``stop`` may cut it short."""
     speculate: bool | None = None
     """True drafts, False decodes without drafts; None, or ``auto``, does what the engine does by default."""
     algorithm: str | None = None
@@ -143,7 +147,7 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
 _OPTIONAL = frozenset(
     {
         *("allowed_token_ids", "max_tokens", "seed", "logprobs", "prompt_logprobs", "cache_salt"),
-        *("speculate", "algorithm", "max_draft_tokens"),
+        *("grammar", "speculate", "algorithm", "max_draft_tokens"),
     }
 )
 _WHOLE = frozenset(
@@ -224,6 +228,12 @@ def _read_biases(name: str, value: Any) -> dict[int, float]:
     return biases
 
 
+def _read_grammar(name: str, value: Any) -> Grammar | CompiledGrammar:
+    if not isinstance(value, (Grammar, CompiledGrammar)):
+        raise ConfigError(f"{name} must be a Grammar, such as Grammar.regex(…), not {type(value).__name__}")
+    return value
+
+
 _READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "top_k": _read_top_k,
     "logit_bias": _read_biases,
@@ -232,6 +242,7 @@ _READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "stop": _read_items,
     "stop_token_ids": _read_items,
     "processors": _read_items,
+    "grammar": _read_grammar,
     "ignore_eos": _read_switch,
     "skip_special_tokens": _read_switch,
     "speculate": _read_speculate,
