@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from outrider.engine.admission import with_prediction_ids
 from outrider.engine.call import RequestSpec
 from outrider.errors import ConfigError, RequestError
 from outrider.inputs import Params, Prompt, read_params, read_prompt, read_prompts
 from outrider.messages import Messages, read_conversations
 from outrider.models.files.tokenizer import Tokenizer
+from outrider.sampling.params import SamplingParams
 
 
 class Reader:
@@ -29,14 +31,14 @@ class Reader:
 
     def prompt(self, prompt: Prompt, params: Params | None, options: Mapping[str, Any]) -> RequestSpec:
         """Read one prompt; arguments and errors are those of :meth:`outrider.LLM.stream`."""
-        return self.encode(prompt), read_params(params, options, 1)[0]
+        return self.encode(prompt), self.ready(read_params(params, options, 1))[0]
 
     def prompts(
         self, prompts: Prompt | Iterable[Prompt], params: Params | Iterable[Params] | None, options: Mapping[str, Any]
     ) -> list[RequestSpec]:
         """Read several prompts; arguments and errors are those of :meth:`outrider.LLM.generate`."""
         listed = read_prompts(prompts)
-        each = read_params(params, options, len(listed))
+        each = self.ready(read_params(params, options, len(listed)))
         return [(self.encode(prompt), wish) for prompt, wish in zip(listed, each, strict=True)]
 
     def conversation(self, messages: Messages, told: Mapping[str, Any]) -> list[int]:
@@ -63,8 +65,15 @@ class Reader:
             raise RequestError(
                 f"stream=True takes one conversation, but got {len(conversations)}; stream each on its own"
             )
-        each = read_params(params, options, len(conversations))
+        each = self.ready(read_params(params, options, len(conversations)))
         return [(self._written(one, told), wish) for one, wish in zip(conversations, each, strict=True)], several
+
+    def ready(self, params: Sequence[SamplingParams]) -> list[SamplingParams]:
+        """Parameters with predictions as token ids, so that nothing long is left to encode between two rounds."""
+        if self._known is None:
+            return list(params)
+        read = {id(one): with_prediction_ids(one, self._known) for one in params}
+        return [read[id(one)] for one in params]
 
     def _written(self, conversation: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> list[int]:
         text = self._tokenizer.apply_chat_template(conversation, **told)
