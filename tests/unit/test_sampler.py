@@ -263,6 +263,7 @@ BAD = {
     "speculate": ("always", 1),
     "algorithm": ("", 5),
     "max_draft_tokens": (-1, 1.5),
+    "prediction": (5, (-1,), ("a",), (1.5,)),
     "cache_salt": ("", 5, b"salt"),
 }
 

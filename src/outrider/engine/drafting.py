@@ -121,5 +121,6 @@ def _view(turn: Turn, causal: bool) -> DraftSequence:
         nodes=turn.budget.nodes,
         depth=turn.most_depth,
         price=turn.budget.price,
+        prediction=request.prediction,
         reads_others=not causal or request.params.seed is None,
     )

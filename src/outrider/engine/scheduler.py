@@ -91,7 +91,7 @@ class Scheduler:
         turns: list[Turn] = []
         rows = self._config.max_rows
         for request in [request for request in self.running if request.pending == 1]:
-            if rows and self._join(turns, request, Turn(request, 0, self._most_nodes_of(request))):
+            if rows and self._join(turns, request, self._decoding_turn(request)):
                 rows -= 1
         self.draft_rows = min(self._spare_rows(), sum(turn.most_nodes - 1 for turn in turns))
         rows -= self.draft_rows
@@ -184,12 +184,12 @@ class Scheduler:
         reserved = min(self._config.prefill_chunk, self._config.max_rows // 2) if prompts else 0
         return max(0, self._config.max_rows - len(self.running) - reserved)
 
-    def _most_nodes_of(self, request: Request) -> int:
+    def _decoding_turn(self, request: Request) -> Turn:
         # Where one token is left, the anchor's row gives it.
         if request.most_nodes == 1 or request.limit - request.wanted <= 1:
-            return 1
+            return Turn(request, 0, 1)
         forced = 0 if request.sampler.grammar is None else self._most_forced
-        return min(self._most_nodes, request.most_nodes) + forced
+        return Turn(request, 0, min(self._most_nodes, request.most_nodes) + forced, forced)
 
     def _prompt_turn(self, request: Request, rows: int) -> Turn:
         pending = request.pending

@@ -39,6 +39,8 @@ class Turn:
     most_nodes: int
     """Scheduler: most tree nodes that the request can use, anchor included; 0 where the pass does not reach the
     anchor, so that no token comes of it."""
+    most_forced: int = 0
+    """Scheduler: how many of these nodes only a grammar can use."""
     budget: Budget = PLAIN
     """Controller; the scheduler cuts it to the free pages."""
     method: str | None = None
