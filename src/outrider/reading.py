@@ -77,7 +77,7 @@ class Reader:
         return self._known.grammars.compile(grammar)
 
     def ready(self, params: Sequence[SamplingParams]) -> list[SamplingParams]:
-        """Parameters with compiled grammars and encoded predictions, so that nothing long is left between two rounds."""
+        """Parameters with compiled grammars and encoded predictions, so that rounds wait for neither."""
         read = {id(one): self._ready(one) for one in params}
         return [read[id(one)] for one in params]
 
