@@ -110,6 +110,10 @@ class LiteralText:
             )
         return [real.get(i, i) for i in ids]
 
+    def prepare(self) -> None:
+        """Copy the tokenizer now, which takes up to a second, instead of with the first text that needs it."""
+        _ = self._copy, self._own
+
     @staticmethod
     def without_marks(text: str) -> str:
         """Return the text without marks."""

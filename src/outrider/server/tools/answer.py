@@ -104,7 +104,7 @@ def answer_format(
 
     Args:
         template: the chat template that wrote the prompt.
-        special_tokens: ids of the tokenizer's special tokens by their spellings.
+        special_tokens: ids of special tokens by their spellings, as ``Tokenizer.special_spellings`` has them.
         prompt: the prompt as text with special tokens, or its end.
         functions: those that the model may call; none with ``tool_choice="none"``.
 
@@ -130,7 +130,7 @@ class AnswerParser:
 
     Nothing raises.  What never becomes a call with a name is content, as it was written.  A call whose arguments break
     or are cut stays a call with what was written.  Functions that were not offered are called like others, except where
-    calls have no marker, as Llama's.
+    calls have no marker.
     """
 
     def __init__(self, form: AnswerFormat) -> None:
@@ -162,6 +162,6 @@ def _read_answer(feed: Feed, form: AnswerFormat) -> Steps[None]:
     if form.reasoning is not None:
         yield from read_reasoning(feed, form.reasoning, opened=form.reasoning_open)
     if form.family is not None:
-        yield from form.family.read(feed, frozenset(function.name for function in form.functions))
+        yield from form.family.read(feed, form.functions)
     else:
         yield from feed.copy_text("", feed.say)
