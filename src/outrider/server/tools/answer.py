@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from outrider.server.reasoning import ReasoningMarkers, find_markers, opened_by, read_reasoning
@@ -50,15 +51,12 @@ class AnswerFormat:
     reasoning: ReasoningMarkers | None = None
     reasoning_open: bool = False
     """Whether the prompt has opened the reasoning that the answer begins with."""
-    markers: frozenset[str] = field(init=False)
-    """Spellings that begin or end parts of the answer."""
 
-    def __post_init__(self) -> None:
-        """Collect the markers."""
-        ours = (self.family.markers if self.family else ()) + (
-            (self.reasoning.opener, self.reasoning.closer) if self.reasoning else ()
-        )
-        object.__setattr__(self, "markers", frozenset(ours))
+    @cached_property
+    def markers(self) -> frozenset[str]:
+        """Spellings that begin or end parts of the answer."""
+        calls = self.family.markers if self.family else ()
+        return frozenset((*calls, self.reasoning.opener, self.reasoning.closer) if self.reasoning else calls)
 
     @property
     def needs_special_tokens(self) -> bool:
