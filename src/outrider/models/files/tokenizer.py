@@ -152,7 +152,12 @@ class Tokenizer:
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids that `skip_special_tokens` removes."""
-        return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
+        return frozenset(self.special_spellings.values())
+
+    @cached_property
+    def special_spellings(self) -> dict[str, int]:
+        """The same ids by the tokens' spellings."""
+        return {token.content: i for i, token in self.backend.get_added_tokens_decoder().items() if token.special}
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of a token inside a text; b"" for an id that is not in the vocabulary."""
