@@ -122,5 +122,6 @@ def _view(turn: Turn, causal: bool) -> DraftSequence:
         depth=turn.most_depth,
         price=turn.budget.price,
         prediction=request.prediction,
+        salt=request.salt,
         reads_others=not causal or request.params.seed is None,
     )
