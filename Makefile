@@ -7,7 +7,7 @@ WORKERS ?= 2
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 1)
 
-.PHONY: demo serve test installed thorough sanitize lint format wheel clean
+.PHONY: demo serve page test installed thorough sanitize lint format wheel clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,10 @@ installed:
 
 thorough: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m thorough
+
+# The server's page in a browser; needs Chromium.
+page: $(VENV)/.installed
+	$(BIN)/python -m pytest -q -m page
 
 sanitize: $(VENV)/.installed
 	$(BIN)/python scripts/sanitize.py

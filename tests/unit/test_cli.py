@@ -163,9 +163,14 @@ def test_every_sampling_parameter_has_a_flag() -> None:
     wanted = {item.name for item in dataclasses.fields(SamplingParams)}
     assert wanted - flags == {
         *("processors", "skip_special_tokens", "cache_salt"),
-        *("speculate", "algorithm", "max_draft_tokens"),  # the commands speculate one way for all requests
+        *(
+            "speculate",
+            "algorithm",
+            "max_draft_tokens",
+            "prediction",
+        ),  # the commands speculate one way for all requests
     }
-    assert flags - wanted == {"show_special_tokens"}
+    assert flags - wanted == {"show_special_tokens", "json_schema", "regex"}
     assert CompletionFlags().params() == SamplingParams()
 
 

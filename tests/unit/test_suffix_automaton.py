@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.drafters._prediction import PredictionCursor
 from outrider.drafters._suffix_automaton import ROOT, SuffixAutomaton
 from outrider.drafters.suffix import _BYTES_PER_TOKEN, Corpus, Suffix, SuffixDrafter
 
@@ -66,7 +67,7 @@ def test_a_match_is_remembered_while_the_corpus_grows(stored: list[list[int]], t
     """Growth splits classes; a remembered state must still stand for the matched suffix."""
     from outrider.drafters.suffix import _Text
 
-    corpus, request = SuffixAutomaton(), _Text(prompt_length=0)
+    corpus, request = SuffixAutomaton(), _Text(prompt_length=0, cursor=PredictionCursor((), 0))
     for round_number, one in enumerate(stored):
         corpus.extend([-1, *one])
         cut = len(text) * (round_number + 1) // len(stored)

@@ -19,6 +19,8 @@ class LoadedMethod:
     """What requests call it."""
     most_nodes: int
     """Most nodes of its trees, anchor included."""
+    reads_prediction: bool = False
+    """Whether it drafts from a request's prediction."""
 
 
 class Observer(Protocol):

@@ -10,9 +10,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import ClassVar, Final, NamedTuple
 
 from outrider.drafters._calibration import Calibration
+from outrider.drafters._prediction import PredictionCursor
 from outrider.drafters._suffix_automaton import ROOT, SuffixAutomaton
 from outrider.drafters.base import (
     DraftContext,
@@ -82,7 +84,8 @@ class Suffix:
 
     @property
     def needs(self) -> Needs:
-        return Needs(deterministic=True, branching=self.topk > 1, price=RowPrice(self.min_survival))
+        price = RowPrice(self.min_survival)
+        return Needs(deterministic=True, branching=self.topk > 1, reads_prediction=True, price=price)
 
     @property
     def most_nodes(self) -> int:
@@ -132,6 +135,7 @@ class _Text:
     """One request's automaton, and where its end matches the corpus."""
 
     prompt_length: int
+    cursor: PredictionCursor
     own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     calibration: Calibration = field(default_factory=Calibration)
     drafted: TokenTree | None = None
@@ -202,13 +206,28 @@ class SuffixDrafter(Drafter):
             self.corpus.add(text.output)
 
     def _draft(self, sequence: DraftSequence) -> TokenTree:
-        text = self._texts.setdefault(sequence.key, _Text(sequence.prompt_length))
+        text = self._texts.get(sequence.key)
+        if text is None:
+            cursor = PredictionCursor(sequence.prediction, sequence.prompt_length)
+            text = self._texts[sequence.key] = _Text(sequence.prompt_length, cursor)
         text.catch_up(sequence.tokens, self.corpus.halves() if sequence.reads_others else ())
         trust = text.calibration.factor
-        drafts = (self._expand(match, sequence, trust) for match in text.matches(self._config.min_match))
-        best = max(drafts, key=lambda draft: sum(draft.survival[1:]), default=sequence.builder())
+        predicted = self._predicted(*text.cursor.follow(sequence.tokens), sequence, trust)
+        found = (self._expand(match, sequence, trust) for match in text.matches(self._config.min_match))
+        best = max(chain([predicted], found), key=lambda draft: sum(draft.survival[1:]), default=sequence.builder())
         text.drafted = best.build()
         return text.drafted
+
+    def _predicted(self, place: int, matched: int, sequence: DraftSequence, trust: float) -> TreeBuilder:
+        """Draft what the prediction continues with."""
+        config, builder, price = self._config, sequence.builder(), sequence.price or self.needs.price
+        most = min(config.num_draft_tokens, sequence.nodes - 1, sequence.depth, int(config.length_factor * matched))
+        for node, token in enumerate(sequence.prediction[place : place + most]):
+            chance = min(1.0, trust * _trust_in(matched + node))
+            if not price.worth(builder.survival, builder.survival[node] * chance):
+                break
+            builder.add(node, token, survival=chance)
+        return builder
 
     def _expand(self, match: Match, sequence: DraftSequence, trust: float) -> TreeBuilder:
         """Draft the likeliest continuations of one match; the sum of survivals is the expected accepted length."""
@@ -237,6 +256,11 @@ class SuffixDrafter(Drafter):
         return builder
 
 
+def _trust_in(length: int) -> float:
+    """How much a match of this length is worth: longer ones are more reliable."""
+    return length / (length + 1)
+
+
 def _continuations(
     automaton: SuffixAutomaton, state: int, length: int, width: int
 ) -> list[tuple[int, float, int, int]]:
@@ -254,7 +278,7 @@ def _continuations(
     options = [(automaton.count[to], token, to) for token, to in automaton.following[state].items()]
     total = sum(count for count, _, _ in options)
     best = heapq.nsmallest(width, options, key=lambda item: (-item[0], item[1]))
-    trust = length / (length + 1)
+    trust = _trust_in(length)
     return [
         (token, trust * count / total, to, length + 1) for count, token, to in best if token != _SEPARATOR and count
     ]

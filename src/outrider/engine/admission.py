@@ -50,9 +50,8 @@ def admit(
     if seed is None:
         seed = secrets.randbits(64) if params.seed is None else params.seed
     seed %= 2**64
-    inputs = list(prompt)
+    inputs, ends = list(prompt), frozenset(params.stop_token_ids)
     limit = longest if params.max_tokens is None else min(longest, len(inputs) + params.max_tokens)
-    ends = frozenset(params.stop_token_ids)
     if tokenizer is not None and not params.ignore_eos:
         ends |= tokenizer.eos_ids
     sampler = RequestSampler(
@@ -76,6 +75,7 @@ def admit(
         sampler=sampler,
         stopper=Stopper(params, ends, limit - len(inputs), stream),
         most_nodes=_most_nodes(params),
+        prediction=params.prediction_ids[:longest],  # no output is longer
         prompt_logprobs=[] if params.prompt_logprobs is None else [None],
     )
 
@@ -100,6 +100,18 @@ def bad_word_ids(words: Sequence[Sequence[int] | str], tokenizer: Tokenizer) -> 
     return tuple(found)
 
 
+def with_prediction_ids(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+    """Parameters whose prediction is token ids.
+
+    Args:
+        params: those of one request.
+        tokenizer: the model's own.
+    """
+    if not isinstance(params.prediction, str):
+        return params
+    return replace(params, prediction=tuple(tokenizer.encode(params.prediction, add_special_tokens=False)))
+
+
 def _most_nodes(params: SamplingParams) -> int:
     """Most nodes of a draft tree that the user allows, anchor included."""
     if params.speculate is False:
@@ -108,7 +120,10 @@ def _most_nodes(params: SamplingParams) -> int:
 
 
 def _in_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-    if tokenizer is None or not any(isinstance(word, str) for word in params.bad_words):
+    if tokenizer is None:
+        return params
+    params = with_prediction_ids(params, tokenizer)
+    if not any(isinstance(word, str) for word in params.bad_words):
         return params
     return replace(params, bad_words=bad_word_ids(params.bad_words, tokenizer))
 

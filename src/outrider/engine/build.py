@@ -170,7 +170,10 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
 
 
 def _fair_share(names: Sequence[str], methods: Sequence[DrafterConfig]) -> FairShare:
-    loaded = [LoadedMethod(name, each.most_nodes) for name, each in zip(names, methods, strict=True)]
+    loaded = [
+        LoadedMethod(name, each.most_nodes, each.needs.reads_prediction)
+        for name, each in zip(names, methods, strict=True)
+    ]
     return FairShare(max(each.most_nodes for each in loaded), methods=loaded)
 
 

@@ -119,7 +119,8 @@ def _view(turn: Turn, causal: bool) -> DraftSequence:
         tokens=request.inputs,
         prompt_length=request.prompt_length,
         nodes=turn.budget.nodes,
-        depth=max(0, request.limit - request.wanted - 1),
+        depth=turn.most_depth,
         price=turn.budget.price,
+        prediction=request.prediction,
         reads_others=not causal or request.params.seed is None,
     )

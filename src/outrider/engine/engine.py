@@ -19,13 +19,15 @@ from outrider.control.base import Controller, Observer
 from outrider.drafters.base import Drafter
 from outrider.engine.admission import admit
 from outrider.engine.drafting import Drafting
+from outrider.engine.grammar_drafts import MOST_FORCED, GrammarDrafts
 from outrider.engine.logprobs import prompt_logprobs, token_logprobs
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import RequestError
+from outrider.grammar import GrammarEnded
 from outrider.kv.pool import KVPool
 from outrider.kv.state import Kept
 from outrider.metrics import Clock, PhaseSeconds, RoundStats, RowKinds
-from outrider.models.base import TargetModel, TargetOutput, check_layers
+from outrider.models.base import Rollback, TargetModel, TargetOutput, check_layers
 from outrider.requests.request import Request, TokenLogprob
 from outrider.requests.stopping import FinishReason, Taken
 from outrider.requests.turn import Progress, Turn
@@ -76,7 +78,9 @@ class Engine:
         self.drafting = Drafting(drafters, verifier.draws, vocabulary)
         check_layers(self.drafting.hidden_layers, target.layers)
         self.cache = pool.cache(TARGET, row_invariant=target.row_invariant)
-        self.scheduler = Scheduler(self.cache, config, controller.most_nodes, self.drafting)
+        forces = verifier.deterministic and target.rollback is not Rollback.NONE
+        self.grammar_drafts = GrammarDrafts(MOST_FORCED if forces else 0)
+        self.scheduler = Scheduler(self.cache, config, controller.most_nodes, self.drafting, self.grammar_drafts.most)
         self.clock, self.seconds = Clock(), PhaseSeconds()
         self.own_threads = target.own_threads
         self.observers: list[Observer] = []
@@ -136,6 +140,7 @@ class Engine:
             return
         with clock("draft"):
             self.drafting.propose(turns)
+            self.grammar_drafts.fit(turns)
             if self.verifier.draws.target_alone:
                 self.controller.prune(turns)
         with clock("pack"):
@@ -171,7 +176,7 @@ class Engine:
             verdict = self.verifier.accept(turn.tree, rows)
             if verdict.failed:
                 turn.error = rows.failures.get(verdict.last)
-            turn.taken, turn.stopper = request.stopper.take(verdict.tokens, failed=verdict.failed)
+            turn.taken, turn.stopper = request.stopper.take(verdict.tokens, failed=_ending(verdict, turn.error))
             turn.verdict = verdict.cut(turn.tree, turn.taken.count)
             if request.params.logprobs is not None:
                 turn.logprobs = self._of_output(turn.verdict, rows, request.params.logprobs)
@@ -297,6 +302,13 @@ class Engine:
         """Let the drafters go of a request that has ended."""
         self.drafting.close(request.id)
         self.scheduler.forget(request)
+
+
+def _ending(verdict: Verdict, error: Exception | None) -> FinishReason | None:
+    """How a request ends that cannot go on; None if it can."""
+    if not verdict.failed:
+        return None
+    return FinishReason.STOP if isinstance(error, GrammarEnded) else FinishReason.ERROR
 
 
 def _asked(turns: Sequence[Turn], batch: TreeBatch) -> list[Asked]:

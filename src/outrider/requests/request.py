@@ -83,6 +83,8 @@ class Request:
     """Token ids that an encoder reads before ``inputs`` are decoded; None for a model without one."""
     most_nodes: int = sys.maxsize
     """Most nodes of a draft tree that the user allows, anchor included; 1 is plain decoding."""
+    prediction: Sequence[int] = ()
+    """Token ids that the output probably resembles."""
     methods: dict[str, int] = field(default_factory=dict)
     """Decoding rounds in which each drafting method served the request."""
     finish_reason: FinishReason | None = None

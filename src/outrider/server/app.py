@@ -15,7 +15,8 @@ from starlette.responses import Response
 
 from outrider.server import chat, completions, failures
 from outrider.server.board import Board
-from outrider.server.desk import Desk
+from outrider.server.bodies import BodyRoute
+from outrider.server.desk import Desk, draining
 from outrider.server.exchange import Exchange
 from outrider.server.failures import Refusal, refusal_of
 from outrider.server.limits import Gate
@@ -66,6 +67,7 @@ def make_app(desk: Desk) -> FastAPI:
         desk: admits requests.
     """
     app = FastAPI(title="Outrider", version=version("outrider"), docs_url=None, redoc_url=None, responses=_ERRORS)
+    app.router.route_class = BodyRoute
     failures.install(app)
     _add_completions(app, desk)
     _add_models(app, desk)
@@ -144,13 +146,15 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, _Answer]) -> 
 
 async def _streamed(desk: Desk, events: AsyncGenerator[bytes, None]) -> Response:
     """Start a stream; what is refused before it has begun is answered with a status."""
-    await anext(events)
-    return EventStream(_guarded(events), desk.settings.send_seconds)
+    guarded = _guarded(events)
+    await anext(guarded)
+    return EventStream(guarded, desk.settings.send_seconds)
 
 
 async def _guarded(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The events, and an error as the last one where the source fails."""
+    """The events, and an error as the last one where the source fails after the first."""
     async with aclosing(events):
+        yield await anext(events)
         try:
             async for one in events:
                 yield one
@@ -187,7 +191,7 @@ def _add_tokens(app: FastAPI, desk: Desk) -> None:
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> TokenizeAnswer:
         _check_model(desk, body.model)
-        tokens = await asyncio.to_thread(_tokens, desk, body)
+        tokens = await desk.read(10**6, partial(_tokens, desk, body))
         return TokenizeAnswer(tokens=tokens, count=len(tokens), max_model_len=desk.llm.engine.target.context_length)
 
     @app.post("/detokenize")
@@ -216,7 +220,7 @@ def _add_health(app: FastAPI, desk: Desk) -> None:
     @app.get("/ready")
     async def ready() -> ServerStatus:
         if desk.draining:
-            raise Refusal(503, "the server is shutting down", code="draining")
+            raise draining()
         return ServerStatus(status="ok")
 
     @app.get("/version")

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Final, Protocol, TypeVar
 
 from outrider.engine.call import Call, RequestSpec
 from outrider.engine.driver import Driver
+from outrider.errors import ModelError, OutriderError, RequestError
 from outrider.llm import LLM
 from outrider.metrics import FEWEST_ONE_ROW_ROUNDS
 from outrider.models.files.tokenizer import Tokenizer
@@ -58,29 +59,30 @@ class Ticket:
     """
 
     def __init__(self, driver: Driver, call: Call, seconds: float) -> None:
-        self.call, self._driver, self._seconds, self._expired = call, driver, seconds, False
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
+        self.call, self._driver = call, driver
+        self._reason: Refusal | None = None
+        late = f"the request took longer than {seconds:g} seconds and was given up"
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.give_up, Refusal(408, late, code="timeout"))
 
     async def progress(self) -> AsyncIterator[Progress]:
         """What becomes of the call, round by round, to its end.
 
         Raises:
-            Refusal: it took too long.
+            Refusal: it took too long, or the server ends.
         """
-        while (item := await self._driver.awaited(self.call)) is not None:
+        while (item := await _harmless(self._driver.awaited(self.call))) is not None:
             yield item
-        if self._expired:
-            raise Refusal(
-                408, f"the request took longer than {self._seconds:g} seconds and was given up", code="timeout"
-            )
+        if self._reason is not None:
+            raise self._reason
 
     def close(self) -> None:
         """Cancel what is open."""
         self._timer.cancel()
         self._driver.cancel(self.call)
 
-    def _expire(self) -> None:
-        self._expired = True
+    def give_up(self, reason: Refusal) -> None:
+        """Cancel what is open, and tell the client why."""
+        self._reason = reason
         self._driver.cancel(self.call)
 
 
@@ -88,6 +90,14 @@ def _fingerprint(llm: LLM) -> str:
     target = llm.engine.target
     facts = (version("outrider"), llm.name, target.backend, str(target.device), llm.verifier.name)
     return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+
+async def _harmless(work: Awaitable[_Result]) -> _Result:
+    """Wait for the engine; what a round raised ends the request, and not the event loop."""
+    try:
+        return await work
+    except (KeyboardInterrupt, SystemExit) as error:
+        raise RuntimeError(f"the round raised {type(error).__name__}") from error
 
 
 class Desk:
@@ -114,6 +124,7 @@ class Desk:
         self.since = int(time.time())
         self.fingerprint = _fingerprint(llm)
         """Equal seeds give equal texts as long as it is the same."""
+        self._tickets: set[Ticket] = set()
         self._empty = asyncio.Event()
         self._empty.set()
         self._mean_seconds = 1.0
@@ -124,8 +135,15 @@ class Desk:
         Args:
             size: characters of the prompt.
             work: reads it.
+
+        Raises:
+            OutriderError: it cannot be served; clients are not told the model's place on this machine.
         """
-        return work() if size <= _QUICK else await asyncio.to_thread(work)
+        try:
+            return work() if size <= _QUICK else await asyncio.to_thread(work)
+        except OutriderError as error:
+            kind = RequestError if isinstance(error, ModelError) else type(error)  # such as: no chat template
+            raise kind(str(error).replace(self.llm.name, self.names[0])) from error
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -152,8 +170,10 @@ class Desk:
             Refusal: the server drains, or too many wait.
         """
         if self.draining:
-            raise Refusal(503, "the server is shutting down", code="draining", headers={"Retry-After": "1"})
+            raise draining()
         most = self.max_running + self.settings.max_waiting
+        if count > most:
+            raise Refusal(400, f"the request asks for {count} outputs, and {most} may be open; ask for fewer")
         if self.open + count > most:
             waits = math.ceil(self._mean_seconds * max(1.0, self.open / self.max_running))
             told = f"{self.open} requests are open, and {most} may be; try again later"
@@ -187,16 +207,23 @@ class Desk:
             OutriderError: the engine refuses them.
         """
         with self.admitted(sum(params.n for _, params in wishes)):
-            call = await self.llm.driver.asubmit(wishes, ends_only=ends_only)
+            call = await _harmless(self.llm.driver.asubmit(wishes, ends_only=ends_only))
             ticket = Ticket(self.llm.driver, call, min(self.settings.request_seconds, seconds or math.inf))
+            self._tickets.add(ticket)
             try:
                 yield ticket
             finally:
+                self._tickets.remove(ticket)
                 ticket.close()
 
     def drain(self) -> None:
         """Admit nothing more."""
         self.draining = True
+
+    def give_up(self) -> None:
+        """Cancel all requests; their clients are told that the server ends."""
+        for ticket in self._tickets:
+            ticket.give_up(draining())
 
     async def drained(self) -> None:
         """Wait until no request is open."""
@@ -208,3 +235,8 @@ class Desk:
         if parts == [None, None]:
             return None
         return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def draining() -> Refusal:
+    """The answer to requests while the server ends."""
+    return Refusal(503, "the server is shutting down", code="draining", headers={"Retry-After": "1"})

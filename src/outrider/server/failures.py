@@ -87,7 +87,7 @@ def install(app: FastAPI) -> None:
         if isinstance(error.__cause__, Refusal):  # raised while the body was read
             return error.__cause__.response()
         if error.status_code == 404:
-            message = f"there is no {request.method} {request.url.path[:200]}"
+            message = f"there is no {request.method} {request.scope['path'][:200]}"
         else:
             message = str(error.detail)
         return Refusal(error.status_code, message, headers=error.headers or {}).response()

@@ -13,13 +13,14 @@ from typing import Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.server.failures import Refusal
+from outrider.server.failures import Refusal, refusal_of
 from outrider.server.settings import ServerSettings
 
 _OPEN: Final = frozenset({"/", "/health", "/ready", "/version", "/metrics"})
 """Paths without a key, beside the page's files."""
 _ADMIN: Final = "/admin/"
-_LOCAL: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+_LOCAL: Final = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
+_HOST: Final = re.compile(r"(\[[^\]]*\]|[^:]*)(?::\d*)?")
 _ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _SAFE: Final = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
@@ -75,28 +76,35 @@ class Gate:
         name = given if _ID.fullmatch(given) else secrets.token_hex(8)
         scope.setdefault("state", {}).update(request_id=name, tenant=None)
 
+        begun: list[Message] = []
+
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
+                begun.append(message)
                 told = MutableHeaders(raw=message["headers"])
                 told["X-Request-Id"] = name
                 for header, value in _SAFE.items():
                     told.setdefault(header, value)
             await send(message)
 
+        routed = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # uvicorn leaves the body out
         try:
             self._check(scope, headers)
-        except Refusal as refusal:
+            await self._app(routed, _Body(receive, self._most, self._settings.receive_seconds), answer)
+        except Exception as error:
+            refusal = refusal_of(error)
+            if begun:
+                raise
             await refusal.response()(scope, receive, answer)
-            return
-        await self._app(scope, _Body(receive, self._most, self._settings.receive_seconds), answer)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """Refuse a request that may not reach the routes.
 
         A page of another site that has its name resolved to this machine shows itself by its Host.
         """
-        host = headers.get("host", "").rsplit(":", 1)[0].strip("[]")
-        if self._local and host and host not in _LOCAL:
+        host = headers.get("host", "").lower()
+        found = _HOST.fullmatch(host)
+        if self._local and host and (found is None or found[1] not in _LOCAL):
             raise Refusal(403, "this server answers only to localhost; --host serves other names", code="wrong_host")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self._most:
@@ -123,9 +131,8 @@ def _owner(keys: Keys, headers: Headers) -> str:
 
 
 def _too_large(most: int) -> Refusal:
-    return Refusal(
-        413, f"the body may have {most >> 20} MiB at most", code="too_large", headers={"Connection": "close"}
-    )
+    """What is still sent is read and dropped: closing the connection might take the answer from the client."""
+    return Refusal(413, f"the body may have {most >> 20} MiB at most", code="too_large")
 
 
 class _Body:

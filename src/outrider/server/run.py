@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import math
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.server.app import make_app
 from outrider.server.desk import Desk
+from outrider.server.protocol import guarded, watch
 from outrider.server.settings import ServerSettings
 
-_MOST_HEADERS: Final = 128
-_MOST_HEADER_BYTES: Final = 64 << 10
 _BACKLOG: Final = 2048
+_LAST_SECONDS: Final = 1
+"""Time for the last answers to be written after open requests were given up."""
 
 
 def bound(settings: ServerSettings) -> socket.socket:
@@ -71,19 +71,17 @@ class Server(uvicorn.Server):
 
     def __init__(self, desk: Desk, tell: Callable[[str], None]) -> None:
         settings = desk.settings
-        kind = type("Protocol", (_GuardedProtocol,), {"header_seconds": settings.receive_seconds})
         super().__init__(
             uvicorn.Config(
                 make_app(desk),
-                http=kind,
+                http=guarded(settings),
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                limit_concurrency=settings.max_connections,
                 timeout_keep_alive=max(5, int(settings.receive_seconds)),
-                timeout_graceful_shutdown=1,
+                timeout_graceful_shutdown=_LAST_SECONDS,
                 backlog=_BACKLOG,
             )
         )
@@ -116,65 +114,18 @@ class Server(uvicorn.Server):
         self._draining = asyncio.ensure_future(self._end())
 
     async def _end(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._desk.settings.drain_seconds):
+        most = self._desk.settings.drain_seconds
+        began = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(most):
                 await self._desk.drained()
-        await asyncio.sleep(0)  # the last answers are written
+        except TimeoutError:
+            self._desk.give_up()
+        left = began + most - asyncio.get_running_loop().time()
+        self.config.timeout_graceful_shutdown = max(_LAST_SECONDS, math.ceil(left))  # for clients that read slowly
         self.should_exit = True
 
-
-class _GuardedProtocol(HttpToolsProtocol):
-    """HTTP with bounds on headers: their number, their size, and the time until they are complete."""
-
-    header_seconds = 30.0
-    _timer: asyncio.TimerHandle | None = None
-    _seen = 0
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._await_headers()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._have_headers()
-        super().connection_lost(exc)
-
-    def on_message_begin(self) -> None:
-        self._seen = 0
-        self._have_headers()
-        self._await_headers()
-        super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        self._count(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value))
-        super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        self._have_headers()
-        super().on_headers_complete()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._timer is not None:  # a line that does not end has not been counted
-            self._count(len(data))
-
-    def _count(self, size: int) -> None:
-        self._seen += size
-        if self._seen > _MOST_HEADER_BYTES or len(self.headers or ()) > _MOST_HEADERS:
-            self._refuse(b"431 Request Header Fields Too Large")
-
-    def _refuse(self, status: bytes) -> None:
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-            self.transport.close()
-
-    def _await_headers(self) -> None:
-        self._timer = self.loop.call_later(self.header_seconds, self._refuse, b"408 Request Timeout")
-
-    def _have_headers(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    async def on_tick(self, counter: int) -> bool:
+        """Look after the connections, ten times a second."""
+        watch(self.server_state.connections, asyncio.get_running_loop().time())
+        return await super().on_tick(counter)

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 import tokenizers
 
 from outrider.errors import OutriderError, RequestError
+from outrider.grammar import GrammarCompiler
 from outrider.models.files.chat_template import ChatTemplate, Message
 from outrider.models.files.hf_tokenizer import Template
 from outrider.models.files.literal_text import LiteralText, Told
@@ -142,6 +143,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Highest real id plus one; a model's logits may have more columns."""
         return max(self.vocabulary, default=-1) + 1
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles grammars for this vocabulary."""
+        return GrammarCompiler(self)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:

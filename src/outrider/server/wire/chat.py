@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field, JsonValue
 
 from outrider.server.wire.shared import (
     ANSWER,
+    MOST_MESSAGES,
     STRICT,
     Parts,
     SamplingFields,
@@ -46,7 +47,7 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Parts | None = None
     name: str | None = Field(None, max_length=256)
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = unread()
@@ -92,7 +93,7 @@ class NamedTool(BaseModel):
 class ChatRequest(SamplingFields):
     """A conversation to answer."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
@@ -103,7 +104,7 @@ class ChatRequest(SamplingFields):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
     reasoning_effort: str | None = Field(None, description="Passed to the chat template.")
-    modalities: list[Literal["text"]] | None = None
+    modalities: list[Literal["text"]] | None = Field(None, max_length=8)
     functions: Annotated[None, not_offered("use tools")] = None
     function_call: Annotated[None, not_offered("use tool_choice")] = None
     audio: Annotated[None, not_offered("this server writes only text")] = None

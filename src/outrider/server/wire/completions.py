@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 from outrider.server.wire.shared import ANSWER, SamplingFields, Timings, TokenId, Usage, absent
 
 MOST_PROMPTS = 1024
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 
 class CompletionRequest(SamplingFields):
@@ -16,9 +17,9 @@ class CompletionRequest(SamplingFields):
 
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
     )
     echo: bool | None = Field(None, description="Begin the text with the prompt.")
     logprobs: int | None = Field(None, ge=0, le=20)

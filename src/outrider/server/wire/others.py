@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from outrider.server.wire.chat import Message, ToolSpec
-from outrider.server.wire.shared import ANSWER, STRICT, TokenId
+from outrider.server.wire.shared import ANSWER, MOST_MESSAGES, STRICT, TokenId
 
 
 class ModelCard(BaseModel):
@@ -38,11 +38,13 @@ class TokenizeRequest(BaseModel):
     model_config = STRICT
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: Annotated[list[Message], Field(fail_fast=True)] | None = Field(
+        None, min_length=1, max_length=MOST_MESSAGES
+    )
     add_special_tokens: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
-    tools: list[ToolSpec] | None = None
+    tools: list[ToolSpec] | None = Field(None, max_length=128)
 
     @model_validator(mode="after")
     def _one_of_them(self) -> TokenizeRequest:
@@ -65,7 +67,7 @@ class DetokenizeRequest(BaseModel):
 
     model_config = STRICT
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 class DetokenizeAnswer(BaseModel):

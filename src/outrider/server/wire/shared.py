@@ -60,6 +60,7 @@ def only(kind: str, advice: str) -> BeforeValidator:
 
 
 MOST_STOPS, LONGEST_STOP, MOST_BIASES, MOST_BAD_WORDS, MOST_CHOICES = 256, 4096, 16384, 1024, 128
+MOST_MESSAGES, MOST_CHOICES_OF_TEXT = 8192, 16384
 """Bounds of one request, so that no request takes more of the server's time than its tokens do."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 StopText = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
@@ -93,7 +94,10 @@ class TextPart(BaseModel):
     cache_control: dict[str, Any] | None = unread("Ignored; equal prefixes are found without it.")
 
 
-Parts = list[Annotated[TextPart, only("text", "this server reads no images, audio or files")]]
+Parts = Annotated[
+    list[Annotated[TextPart, only("text", "this server reads no images, audio or files")]],
+    Field(max_length=1024, fail_fast=True),
+]
 
 
 class PredictedText(BaseModel):
@@ -143,7 +147,7 @@ class SamplingFields(BaseModel):
     bad_words: list[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]] | None = Field(
         None, max_length=MOST_BAD_WORDS
     )
-    allowed_token_ids: list[TokenId] | None = Field(None, max_length=2**20)
+    allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(None, max_length=2**20)
     min_tokens: int | None = None
     max_tokens: int | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS)] | None = None
@@ -159,7 +163,7 @@ class SamplingFields(BaseModel):
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_grammar: str | None = None
-    guided_choice: list[str] | None = Field(None, min_length=1)
+    guided_choice: list[str] | None = Field(None, min_length=1, max_length=MOST_CHOICES_OF_TEXT)
     speculation: SpeculationWish | None = None
     prediction: PredictedText | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
