@@ -29,9 +29,7 @@ async def answer(exchange: Exchange) -> ChatAnswer:
     """
     choices = await exchange.complete()
     return ChatAnswer(
-        id=exchange.id,
-        created=exchange.created,
-        model=exchange.model,
+        **exchange.head,
         choices=[_choice(exchange, choice) for choice in choices],
         usage=exchange.usage,
         timings=exchange.timings,
@@ -77,7 +75,7 @@ async def chunks(exchange: Exchange) -> AsyncGenerator[bytes, None]:
 class _ChatWriter:
     def __init__(self, exchange: Exchange, parsers: Sequence[PlainParser]) -> None:
         self._exchange, self._parsers = exchange, parsers
-        self._quick = ChunkEvents(ChatChunk(id=exchange.id, created=exchange.created, model=exchange.model, choices=[]))
+        self._quick = ChunkEvents(ChatChunk(**exchange.head, choices=[]))
 
     def opening(self) -> bytes:
         """The role, before anything is known."""
@@ -116,5 +114,5 @@ class _ChatWriter:
         exchange = self._exchange
         if exchange.wishes.continuous_usage:
             more.setdefault("usage", exchange.usage)
-        chunk = ChatChunk(id=exchange.id, created=exchange.created, model=exchange.model, choices=list(choices), **more)
+        chunk = ChatChunk(**exchange.head, choices=list(choices), **more)
         return event(chunk.model_dump_json())
