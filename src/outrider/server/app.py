@@ -15,9 +15,9 @@ from starlette.responses import Response
 
 from outrider.server import chat, completions, failures
 from outrider.server.bodies import BodyRoute
-from outrider.server.desk import Desk, draining
+from outrider.server.desk import Desk
 from outrider.server.exchange import Exchange
-from outrider.server.failures import Refusal, refusal_of
+from outrider.server.failures import Refusal, draining, refusal_of
 from outrider.server.limits import Gate
 from outrider.server.sse import DONE, EventStream, event, gone
 from outrider.server.wire.chat import ChatAnswer, ChatRequest
