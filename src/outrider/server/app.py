@@ -16,9 +16,9 @@ from starlette.responses import Response
 from outrider.server import chat, completions, failures
 from outrider.server.board import Board
 from outrider.server.bodies import BodyRoute
-from outrider.server.desk import Desk, draining
+from outrider.server.desk import Desk
 from outrider.server.exchange import Exchange
-from outrider.server.failures import Refusal, refusal_of
+from outrider.server.failures import Refusal, draining, refusal_of
 from outrider.server.limits import Gate
 from outrider.server.routes.admin import add_admin
 from outrider.server.routes.board import add_board

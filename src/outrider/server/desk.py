@@ -20,7 +20,7 @@ from outrider.metrics import FEWEST_ONE_ROW_ROUNDS
 from outrider.models.files.tokenizer import Tokenizer
 from outrider.requests.request import Request
 from outrider.requests.turn import Progress
-from outrider.server.failures import Refusal
+from outrider.server.failures import Refusal, draining
 from outrider.server.settings import ServerSettings
 
 _Result = TypeVar("_Result")
@@ -235,8 +235,3 @@ class Desk:
         if parts == [None, None]:
             return None
         return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def draining() -> Refusal:
-    """The answer to requests while the server ends."""
-    return Refusal(503, "the server is shutting down", code="draining", headers={"Retry-After": "1"})

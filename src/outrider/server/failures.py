@@ -54,6 +54,11 @@ class Refusal(Exception):  # noqa: N818 - most are no errors of the server
         return Response(body, self.status, dict(self.headers), media_type="application/json")
 
 
+def draining() -> Refusal:
+    """The answer to requests while the server ends."""
+    return Refusal(503, "the server is shutting down", code="draining", headers={"Retry-After": "1"})
+
+
 def refusal_of(error: BaseException) -> Refusal:
     """What a client is told of an error; of an unexpected one only that there was one, and the log has the rest."""
     if isinstance(error, Refusal):
