@@ -134,6 +134,11 @@ class Tokenizer:
         kind = _ByteStream if self._byte_level else _WindowStream
         return kind(self, self.special_ids if skip_special_tokens else frozenset())
 
+    @property
+    def template_text(self) -> str:
+        """The chat templates as one text, for those who look for what they write; empty if there is none."""
+        return _joined(self.chat_template)
+
     @cached_property
     def vocabulary(self) -> dict[int, str]:
         """Every real id with its token as the vocabulary spells it."""
