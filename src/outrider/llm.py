@@ -163,7 +163,9 @@ class LLM:
         self, name: str, target: TargetModel, tokenizer: Tokenizer | None, plan: Plan, setup: Mapping[str, Any]
     ) -> None:
         made = configured_engine(target, tokenizer, Speculation.of(plan), **setup)
-        self._setup, self._driver = setup, Driver(made.engine)
+        self._setup = setup
+        self.driver = self._driver = Driver(made.engine)
+        """Runs the rounds for all callers; the server sends its requests here."""
         self.name = name
         """The model, as it was given."""
         self.reader = Reader(tokenizer)
@@ -171,11 +173,6 @@ class LLM:
         self.tokenizer, self.drafter_config, self.verifier = tokenizer, made.drafter_config, made.verifier
         self.cache_bytes = made.cache_bytes
         """Maximum memory of the KV cache in bytes, by model."""
-
-    @property
-    def driver(self) -> Driver:
-        """Runs the rounds; the server and other front ends send their requests here."""
-        return self._driver
 
     @property
     def engine(self) -> Engine:
@@ -391,9 +388,7 @@ class LLM:
         return self.reader.conversation(messages, told)
 
     def compile_grammar(self, grammar: Grammar) -> CompiledGrammar:
-        """Compile a grammar in this thread, to pass it as ``grammar`` later; :meth:`generate` compiles others itself.
-
-        It takes milliseconds, for the largest grammars about a second; the first call reads the vocabulary, too.
+        """Compile a grammar in this thread, to pass it as ``grammar`` later; other calls compile theirs themselves.
 
         Raises:
             ConfigError: the grammar has a mistake or is too complex, or the model has no tokenizer.
