@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
@@ -28,6 +28,7 @@ _TYPES: Final = {
 }
 _FIELDS: Final = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
 _MOST_ERRORS: Final = 3
+_TOO_LONG: Final = "context_length_exceeded"
 
 
 @dataclass(eq=False)
@@ -64,7 +65,7 @@ def refusal_of(error: BaseException) -> Refusal:
     if isinstance(error, (ConfigError, RequestError)):
         said = str(error)
         name = said.split(maxsplit=1)[0] if said else ""
-        code = "context_length_exceeded" if "but the context holds" in said else None
+        code = _TOO_LONG if "but the context holds" in said else None
         param = "messages" if code else next((part for part in (name,) if part in _FIELDS), None)
         return Refusal(400, said, param, code)
     if isinstance(error, OutriderError):
@@ -94,7 +95,10 @@ def install(app: FastAPI) -> None:
     """Have every error of an app answered with OpenAI's body."""
 
     async def refused(request: Request, error: Exception) -> Response:
-        return refusal_of(error).response()
+        refusal = refusal_of(error)
+        if refusal.code == _TOO_LONG and request.scope["path"] == "/v1/completions":
+            refusal = replace(refusal, param="prompt")
+        return refusal.response()
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
