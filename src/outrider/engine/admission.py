@@ -44,7 +44,7 @@ def admit(
         RequestError: the prompt is empty, names an unknown token, or leaves no room in the context.
         ConfigError: the parameters name a token the model does not have, or text where there is no tokenizer.
     """
-    params = _in_tokens(params, tokenizer)
+    params = in_tokens(params, tokenizer)
     _check(prompt, params, tokenizer, vocabulary, longest)
     if seed is None:
         seed = secrets.randbits(64) if params.seed is None else params.seed
@@ -99,7 +99,12 @@ def bad_word_ids(words: Sequence[Sequence[int] | str], tokenizer: Tokenizer) -> 
     return tuple(found)
 
 
-def _in_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+def in_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+    """The same parameters with bad words as token ids, where there is a tokenizer; a second time changes nothing.
+
+    Raises:
+        ConfigError: a text holds no token.
+    """
     if tokenizer is None or not any(isinstance(word, str) for word in params.bad_words):
         return params
     return replace(params, bad_words=bad_word_ids(params.bad_words, tokenizer))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from outrider.engine.admission import in_tokens
 from outrider.engine.call import RequestSpec
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
@@ -112,7 +113,7 @@ def chat_wishes(body: ChatRequest, llm: LLM, salt: str | None) -> Wishes:
     if body.top_logprobs and not body.logprobs:
         raise Refusal(400, "top_logprobs needs logprobs to be true", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = sampling_params(body, salt, max_tokens=most, logprobs=logprobs)
+    params = in_tokens(sampling_params(body, salt, max_tokens=most, logprobs=logprobs), llm.tokenizer)
     told = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         told.setdefault("reasoning_effort", body.reasoning_effort)
@@ -136,7 +137,8 @@ def completion_wishes(body: CompletionRequest, llm: LLM, salt: str | None) -> Wi
         Refusal: fields contradict each other.
     """
     most = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    params = sampling_params(body, salt, max_tokens=most, logprobs=body.logprobs, **_of_echo(body))
+    told = sampling_params(body, salt, max_tokens=most, logprobs=body.logprobs, **_of_echo(body))
+    params = in_tokens(told, llm.tokenizer)
     prompts: list[Any] = [body.prompt] if _is_one(body.prompt) else list(body.prompt)
     plain = body.add_special_tokens is False and llm.tokenizer is not None
     ids = [
