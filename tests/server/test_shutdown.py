@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -29,7 +30,8 @@ def process(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
     """A server in its own process, and its port."""
     command = [sys.executable, "-m", "outrider", "serve", "--model", str(folder), "--backend", "hf", "--port", "0"]
     command += ["--context-length", "512", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    alone = os.environ | {"OMP_NUM_THREADS": "1"}  # a tiny model: more threads only wait for each other
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=alone) as child:
         try:
             assert child.stderr is not None
             line = next(line for line in child.stderr if "ready" in line)

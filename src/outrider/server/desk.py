@@ -26,7 +26,7 @@ from outrider.server.settings import ServerSettings
 _Result = TypeVar("_Result")
 _LONGEST_RETRY: Final = 60
 _QUICK: Final = 4096
-"""Characters of a prompt that the event loop reads itself; a thread takes longer to start than they take to encode."""
+"""Bytes of a request that the event loop reads itself; a thread takes longer to start than they take to encode."""
 
 
 class Watcher(Protocol):
@@ -130,10 +130,10 @@ class Desk:
         self._mean_seconds = 1.0
 
     async def read(self, size: int, work: Callable[[], _Result]) -> _Result:
-        """Run what reads a prompt: in a thread, unless it is short.
+        """Run what reads a prompt: in a thread, unless the request is short.
 
         Args:
-            size: characters of the prompt.
+            size: bytes of the request.
             work: reads it.
 
         Raises:
