@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from outrider.server import chat, completions, failures
+from outrider.server.access import AccessLog
 from outrider.server.board import Board
 from outrider.server.bodies import BodyRoute
 from outrider.server.desk import Desk
@@ -73,7 +74,8 @@ def make_app(desk: Desk) -> FastAPI:
     _add_models(app, desk)
     _add_tokens(app, desk)
     _add_health(app, desk)
-    add_board(app, Board(desk))
+    board = Board(desk)
+    add_board(app, board)
     add_page(app)
     add_admin(app, desk.llm)
     for path, what in _NOT_SERVED.items():
@@ -86,6 +88,7 @@ def make_app(desk: Desk) -> FastAPI:
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
         )
+    app.add_middleware(AccessLog, metrics=board.requests, algorithm=lambda: board.facts.algorithm)
     return app
 
 
@@ -99,6 +102,7 @@ def _add_completions(app: FastAPI, desk: Desk) -> None:
         _check_model(desk, body.model)
         read = partial(chat_wishes, body, desk.llm, desk.salt(request.state.tenant, body.cache_salt))
         exchange = Exchange(desk, await desk.read(_size(request), read), "chatcmpl")
+        request.state.requests = exchange
         if exchange.wishes.streams:
             return await _streamed(desk, chat.chunks(exchange))
         return _json(await _unless_gone(request, chat.answer(exchange)))
@@ -109,6 +113,7 @@ def _add_completions(app: FastAPI, desk: Desk) -> None:
         read = partial(completion_wishes, body, desk.llm, desk.salt(request.state.tenant, body.cache_salt))
         wishes: Wishes = await desk.read(_size(request), read)
         exchange = Exchange(desk, wishes, "cmpl")
+        request.state.requests = exchange
         echoes = [_echo(desk, ids) if body.echo else "" for ids, _ in wishes.specs]
         if wishes.streams:
             return await _streamed(desk, completions.chunks(exchange, echoes))
