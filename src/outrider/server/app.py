@@ -100,7 +100,7 @@ def _add_completions(app: FastAPI, desk: Desk) -> None:
     @app.post("/v1/chat/completions", response_model=ChatAnswer)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         _check_model(desk, body.model)
-        read = partial(chat_wishes, body, desk.llm, desk.salt(request.state.tenant, body.cache_salt))
+        read = partial(chat_wishes, body, desk.llm, desk.caller(request.state.tenant, body.cache_salt))
         exchange = Exchange(desk, await desk.read(_size(request), read), "chatcmpl")
         request.state.requests = exchange
         if exchange.wishes.streams:
@@ -110,7 +110,7 @@ def _add_completions(app: FastAPI, desk: Desk) -> None:
     @app.post("/v1/completions", response_model=CompletionAnswer)
     async def text_completions(body: CompletionRequest, request: Request) -> Response:
         _check_model(desk, body.model)
-        read = partial(completion_wishes, body, desk.llm, desk.salt(request.state.tenant, body.cache_salt))
+        read = partial(completion_wishes, body, desk.llm, desk.caller(request.state.tenant, body.cache_salt))
         wishes: Wishes = await desk.read(_size(request), read)
         exchange = Exchange(desk, wishes, "cmpl")
         request.state.requests = exchange

@@ -18,8 +18,8 @@ from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.server.app import make_app
 from outrider.server.desk import Desk
-from outrider.server.protocol import guarded, watch
 from outrider.server.logs import log_config
+from outrider.server.protocol import guarded, watch
 from outrider.server.settings import ServerSettings
 
 LEVELS: Final = ("debug", "info", "warning", "error")
