@@ -32,9 +32,7 @@ async def answer(exchange: Exchange, echoes: Sequence[str]) -> CompletionAnswer:
         for index, (request, choice, echo) in enumerate(zip(exchange.requests, choices, texts, strict=True))
     ]
     return CompletionAnswer(
-        id=exchange.id,
-        created=exchange.created,
-        model=exchange.model,
+        **exchange.head,
         choices=made,
         usage=exchange.usage,
         timings=exchange.timings,
@@ -99,9 +97,7 @@ class _CompletionWriter:
 
     def __init__(self, exchange: Exchange, request: Request, echo: str) -> None:
         self._exchange, self._request, self._echo = exchange, request, echo
-        self._quick = ChunkEvents(
-            CompletionAnswer(id=exchange.id, created=exchange.created, model=exchange.model, choices=[])
-        )
+        self._quick = ChunkEvents(CompletionAnswer(**exchange.head, choices=[]))
         start = 0 if _echoes(request) else len(echo)
         self._offsets = Offsets(exchange.tokenizer, _whole(exchange, request), start)
 
@@ -139,7 +135,5 @@ class _CompletionWriter:
 def _event(exchange: Exchange, choices: Sequence[CompletionChoice], **more: Any) -> bytes:
     if exchange.wishes.continuous_usage:
         more.setdefault("usage", exchange.usage)
-    chunk = CompletionAnswer(
-        id=exchange.id, created=exchange.created, model=exchange.model, choices=list(choices), **more
-    )
+    chunk = CompletionAnswer(**exchange.head, choices=list(choices), **more)
     return event(chunk.model_dump_json())

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -19,13 +20,13 @@ from outrider.metrics import FEWEST_ONE_ROW_ROUNDS
 from outrider.models.files.tokenizer import Tokenizer
 from outrider.requests.request import Request
 from outrider.requests.turn import Progress
-from outrider.server.failures import Refusal
+from outrider.server.failures import Refusal, draining
 from outrider.server.settings import ServerSettings
 
 _Result = TypeVar("_Result")
 _LONGEST_RETRY: Final = 60
 _QUICK: Final = 4096
-"""Characters of a prompt that the event loop reads itself; a thread takes longer to start than they take to encode."""
+"""Bytes of a request that the event loop reads itself; a thread takes longer to start than they take to encode."""
 
 
 class Watcher(Protocol):
@@ -85,6 +86,12 @@ class Ticket:
         self._driver.cancel(self.call)
 
 
+def _fingerprint(llm: LLM) -> str:
+    target = llm.engine.target
+    facts = (version("outrider"), llm.name, target.backend, str(target.device), llm.verifier.name)
+    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+
 async def _harmless(work: Awaitable[_Result]) -> _Result:
     """Wait for the engine; what a round raised ends the request, and not the event loop."""
     try:
@@ -115,16 +122,18 @@ class Desk:
         self.open = 0
         """Requests that have not ended."""
         self.since = int(time.time())
+        self.fingerprint = _fingerprint(llm)
+        """Equal seeds give equal texts as long as it is the same."""
         self._tickets: set[Ticket] = set()
         self._empty = asyncio.Event()
         self._empty.set()
         self._mean_seconds = 1.0
 
     async def read(self, size: int, work: Callable[[], _Result]) -> _Result:
-        """Run what reads a prompt: in a thread, unless it is short.
+        """Run what reads a prompt: in a thread, unless the request is short.
 
         Args:
-            size: characters of the prompt.
+            size: bytes of the request.
             work: reads it.
 
         Raises:
@@ -226,8 +235,3 @@ class Desk:
         if parts == [None, None]:
             return None
         return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def draining() -> Refusal:
-    """The answer to requests while the server ends."""
-    return Refusal(503, "the server is shutting down", code="draining", headers={"Retry-After": "1"})

@@ -27,6 +27,7 @@ class FunctionCall(BaseModel):
     model_config = STRICT
     name: str
     arguments: str
+    parsed_arguments: Any = unread("Ignored; clients send it back with an answer that they parsed.")
 
 
 class ToolCall(BaseModel):
@@ -53,6 +54,7 @@ class Message(BaseModel):
     audio: Annotated[None, not_offered("this server reads only text")] = None
     function_call: Annotated[None, not_offered("use tool_calls")] = None
     annotations: list[Any] | None = unread()
+    parsed: Any = unread("Ignored; clients send it back with an answer that they parsed.")
 
 
 class FunctionSpec(BaseModel):
@@ -176,10 +178,10 @@ class ChatAnswer(BaseModel):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
+    system_fingerprint: str | None = None
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings | None = absent()
-    system_fingerprint: str | None = absent()
     prompt_logprobs: list[dict[str, Any] | None] | None = absent()
 
 
@@ -231,7 +233,7 @@ class ChatChunk(BaseModel):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
+    system_fingerprint: str | None = None
     choices: list[ChunkChoice]
     usage: Usage | None = absent()
     timings: Timings | None = absent()
-    system_fingerprint: str | None = absent()
