@@ -1,4 +1,5 @@
-# Two commands matter: `make demo` shows what Outrider does, `make test` installs and runs every test.
+# Three commands matter: `make demo` shows what Outrider does, `make serve` opens a page to chat, `make test` installs
+# and runs every test.
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
@@ -6,7 +7,7 @@ WORKERS ?= 2
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 1)
 
-.PHONY: demo test installed thorough sanitize lint format wheel clean
+.PHONY: demo serve page test installed thorough sanitize lint format wheel clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,6 +17,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: $(VENV)/.installed
 	@$(BIN)/python scripts/fetch_model.py
 	@$(BIN)/python scripts/demo.py
+
+serve: $(VENV)/.installed
+	@$(BIN)/python scripts/fetch_model.py
+	@$(BIN)/outrider serve
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
@@ -28,6 +33,10 @@ installed:
 
 thorough: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m thorough
+
+# The server's page in a browser; needs Chromium.
+page: $(VENV)/.installed
+	$(BIN)/python -m pytest -q -m page
 
 sanitize: $(VENV)/.installed
 	$(BIN)/python scripts/sanitize.py

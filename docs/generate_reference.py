@@ -14,6 +14,7 @@ from typing import Any
 
 from outrider import CacheConfig, SamplingParams, SchedulerConfig
 from outrider.cli.method_options import options_of, spellings
+from outrider.cli.serve import ServerFlags
 from outrider.drafters import config_class, methods
 from outrider.metrics import PhaseSeconds, Prediction, RowCosts, SpeculationStats
 from outrider.verify import make_verifier, registered
@@ -54,6 +55,21 @@ def documented_fields(owner: type[Any]) -> str:
             default = default.replace("field(default_factory=list)", "[]")
             default = re.sub(r"field\(default_factory=(\w+)\)", r"\1()", default)
             lines.append(f"| `{field.target.id}` | `{default}` | {' '.join(str(text).split())} |")
+    return "\n".join(lines)
+
+
+def flag_table(owner: type[Any]) -> str:
+    """Table of a command's flags, each described by the string below it."""
+    body = ast.parse(inspect.getsource(owner)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    defaults = owner()
+    lines = ["| flag | default | |", "|---|---|---|"]
+    for field, note in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            assert isinstance(note, ast.Expr)
+            value = getattr(defaults, field.target.id)
+            shown = "" if value in ((), None, False) else f"`{value}`"
+            lines.append(f"| `--{field.target.id.replace('_', '-')}` | {shown} | {ast.literal_eval(note.value)} |")
     return "\n".join(lines)
 
 
@@ -101,6 +117,10 @@ def render() -> str:
         "## Scheduler",
         "`LLM(…, scheduler=SchedulerConfig(…))`",
         _plain_options(SchedulerConfig),
+        "## Server",
+        "`outrider serve` takes these flags, beside those of the model, of speculation and of the cache. "
+        "[Serving](serving.md) explains it.",
+        flag_table(ServerFlags),
         "## Metrics",
         "### `Completion.speculation`",
         summary(SpeculationStats),

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import time
 
 from worker import serve
 
@@ -11,9 +12,9 @@ from outrider.kernels.native import cpu, set_threads
 
 def generate(llm, request):
     """Greedy text; the engine's own clock tells prompt passes and decoding apart."""
-    before = llm.engine.seconds.copy()
+    before, begun = llm.engine.seconds.copy(), time.perf_counter()
     done = llm.generate([request["token_ids"]], SamplingParams(max_tokens=request["max_tokens"]))[0]
-    spent = llm.engine.seconds.minus(before)
+    whole, spent = time.perf_counter() - begun, llm.engine.seconds.minus(before)
     ends = set() if llm.tokenizer is None else llm.tokenizer.eos_ids
     tokens = [token for token in done.token_ids if token not in ends]
     stats = done.speculation
@@ -22,6 +23,7 @@ def generate(llm, request):
         "tokens": len(tokens),
         "prefill_s": spent.prefill,
         "decode_s": spent.decode,
+        "whole_s": whole,
         "acceptance_rate": stats.acceptance_rate,
         "mean_accepted_length": stats.mean_accepted_length,
     }

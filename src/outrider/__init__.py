@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from outrider.config import CacheConfig, SchedulerConfig, Speculation
     from outrider.engine.stream import AsyncStream, Stream
     from outrider.errors import ConfigError, ModelError, NumericsError, OutriderError, RequestError
+    from outrider.grammar import Grammar
     from outrider.llm import LLM
     from outrider.requests.stopping import FinishReason
     from outrider.sampling.params import SamplingParams
@@ -30,6 +31,7 @@ _HOMES = {
     "Stream": "engine.stream",
     "AsyncStream": "engine.stream",
     "FinishReason": "requests.stopping",
+    "Grammar": "grammar",
     "OutriderError": "errors",
     "ConfigError": "errors",
     "ModelError": "errors",
@@ -47,6 +49,7 @@ __all__ = [
     "Completion",
     "ConfigError",
     "FinishReason",
+    "Grammar",
     "ModelError",
     "NumericsError",
     "OutriderError",

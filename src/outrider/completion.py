@@ -46,6 +46,8 @@ class Choice:
     """Prompt tokens that came from the prefix cache."""
     from_draft: tuple[bool, ...] = ()
     """For each token, whether it was an accepted draft."""
+    algorithm: str | None = None
+    """The drafting method that served most rounds; None if none did."""
 
     _decoder: ClassVar[Any] = None
     """Makes the incremental decoder of the tokens; not part of the value, and not pickled."""
@@ -74,6 +76,7 @@ class Choice:
             error=request.error,
             cached_tokens=request.cached_tokens or 0,
             from_draft=tuple(from_draft),
+            algorithm=request.method,
         )
         object.__setattr__(choice, "_decoder", decoder)
         return choice

@@ -166,6 +166,35 @@ class Speculation:
         return isinstance(self.method, str) and self.method.lower() == AUTOMATIC
 
 
+@dataclass(frozen=True)
+class SpeculationDefault:
+    """What requests do that leave their speculation open; an engine's may be changed between two rounds.
+
+    Raises:
+        ConfigError: a value has the wrong type or is out of bounds.
+    """
+
+    enabled: bool = True
+    """Whether they draft."""
+    algorithm: str | None = None
+    """The loaded method that drafts for them; None is the method that the engine was made with."""
+    max_draft_tokens: int | None = None
+    """Maximum draft tokens per round; None leaves it to the method."""
+
+    def __post_init__(self) -> None:
+        """Check types and bounds."""
+        if not isinstance(self.enabled, bool):
+            raise ConfigError(f"speculation: enabled must be True or False, not {self.enabled!r}")
+        if not (self.algorithm is None or isinstance(self.algorithm, str)):
+            raise ConfigError(f"speculation: algorithm must be the name of a method or None, not {self.algorithm!r}")
+        most = self.max_draft_tokens
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+            raise ConfigError(
+                f"speculation: max_draft_tokens must be at least 1 or None, not {most!r}; enabled=False stops drafting"
+            )
+        object.__setattr__(self, "algorithm", self.algorithm and self.algorithm.lower().replace("-", "_"))
+
+
 PLAIN: Final = "none"
 """The method that drafts nothing."""
 _DRAFTERS: Final = ("models", "model", "head")

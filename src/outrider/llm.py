@@ -13,12 +13,13 @@ from rich.progress import Progress as ProgressBar
 from outrider.completion import Completion
 from outrider.config import CacheConfig, SchedulerConfig, Speculation
 from outrider.drafters.base import DrafterConfig
-from outrider.engine.build import configured_engine, planned
+from outrider.engine.build import Algorithms, configured_engine, planned
 from outrider.engine.call import RequestSpec
 from outrider.engine.driver import Driver
 from outrider.engine.engine import Engine
 from outrider.engine.stream import AsyncStream, Stream
 from outrider.errors import ConfigError
+from outrider.grammar import CompiledGrammar, Grammar
 from outrider.heads.checkpoint import HeadCheckpoint
 from outrider.inputs import Params, Prompt, read_load_options, refuse_unknown
 from outrider.messages import TEMPLATE_OPTIONS, Messages, Tool, read_template
@@ -44,6 +45,8 @@ class LLM:
         speculation: a method's name or config, a dict, a :class:`Speculation`, or None for plain decoding.
         draft_model: a draft model or several, each a folder, hub id or file; used where lookup finds nothing.
         head: a trained head, by its folder or the name of a shipped one; used where lookup finds nothing.
+        algorithms: more methods that requests may choose with ``algorithm``, by name or config; None loads those that
+            need no draft model.
         dtype: precision on the ``hf`` backend: ``float32``, ``bfloat16`` or ``float16``; ``auto`` lets it choose.
         device: ``auto``, ``cpu`` or ``cuda``.
         backend: ``native`` (dense decoders on CPU kernels), ``hf`` (transformers), or ``auto``: ``native`` if possible.
@@ -66,6 +69,7 @@ class LLM:
         speculation: Plan = "auto",
         draft_model: str | Path | Sequence[str | Path] | None = None,
         head: str | Path | None = None,
+        algorithms: Algorithms = None,
         dtype: str | torch.dtype | None = "auto",
         device: str | torch.device | None = "auto",
         backend: str | None = "auto",
@@ -97,7 +101,8 @@ class LLM:
         plan = planned(speculation, draft_model, head)
         plan = Speculation(plan.drafter_config(lambda: heads_beside(model)), plan.verifier)
         target, tokenizer = load_model(model, options)
-        self._take(os.fspath(model), target, tokenizer, plan, {"load": load, "cache": cache, "scheduler": scheduler})
+        setup = {"load": load, "algorithms": algorithms, "cache": cache, "scheduler": scheduler}
+        self._take(os.fspath(model), target, tokenizer, plan, setup)
 
     @classmethod
     def from_model(
@@ -108,6 +113,7 @@ class LLM:
         speculation: Plan = "auto",
         draft_models: Mapping[str, TargetModel] | None = None,
         heads: Mapping[str, HeadCheckpoint] | None = None,
+        algorithms: Algorithms = None,
         cache: CacheConfig | Mapping[str, Any] | None = None,
         scheduler: SchedulerConfig | Mapping[str, Any] | None = None,
         **unknown: object,
@@ -120,6 +126,7 @@ class LLM:
             speculation: as for the class.
             draft_models: draft models by name; they share the target's tokenizer.
             heads: trained heads by name.
+            algorithms: as for the class.
             cache: as for the class.
             scheduler: as for the class.
             unknown: refused.
@@ -134,7 +141,7 @@ class LLM:
                 )
             return known[str(path)], tokenizer
 
-        setup = {"load": load, "heads": heads, "cache": cache, "scheduler": scheduler}
+        setup = {"load": load, "heads": heads, "algorithms": algorithms, "cache": cache, "scheduler": scheduler}
         name = tokenizer.name if tokenizer else type(target).__name__
         return cls._made(name, target, tokenizer, speculation, setup)
 
@@ -144,7 +151,7 @@ class LLM:
         Args:
             speculation: as for the class; draft models are loaded with the options of this ``LLM``.
         """
-        return self._made(self._name, self.engine.target, self.tokenizer, speculation, self._setup)
+        return self._made(self.name, self.engine.target, self.tokenizer, speculation, self._setup)
 
     @classmethod
     def _made(cls, *parts: Any) -> LLM:
@@ -156,25 +163,16 @@ class LLM:
         self, name: str, target: TargetModel, tokenizer: Tokenizer | None, plan: Plan, setup: Mapping[str, Any]
     ) -> None:
         made = configured_engine(target, tokenizer, Speculation.of(plan), **setup)
-        self._name, self._setup, self._driver, self._reader = name, setup, Driver(made.engine), Reader(tokenizer)
+        self._setup = setup
+        self.driver = self._driver = Driver(made.engine)
+        """Runs the rounds for all callers; the server sends its requests here."""
+        self.name = name
+        """The model, as it was given."""
+        self.reader = Reader(tokenizer)
+        """Reads prompts, conversations and parameters, in any thread."""
         self.tokenizer, self.drafter_config, self.verifier = tokenizer, made.drafter_config, made.verifier
         self.cache_bytes = made.cache_bytes
         """Maximum memory of the KV cache in bytes, by model."""
-
-    @property
-    def name(self) -> str:
-        """The model, as it was given."""
-        return self._name
-
-    @property
-    def driver(self) -> Driver:
-        """Runs the rounds; the server and other front ends send their requests here."""
-        return self._driver
-
-    @property
-    def reader(self) -> Reader:
-        """Reads prompts, conversations and parameters; any thread may use it."""
-        return self._reader
 
     @property
     def engine(self) -> Engine:
@@ -208,7 +206,7 @@ class LLM:
             RequestError: a prompt is empty, too long or not a prompt; no prompt is completed then.
             ConfigError: a sampling parameter is unknown or out of range.
         """
-        return self._complete(self._reader.prompts(prompts, params, options), progress=progress)
+        return self._complete(self.reader.prompts(prompts, params, options), progress=progress)
 
     async def agenerate(
         self, prompts: Prompt | Iterable[Prompt], params: Params | Iterable[Params] | None = None, **options: Any
@@ -217,7 +215,7 @@ class LLM:
 
         Arguments and errors are those of :meth:`generate`.
         """
-        return await self._driver.acomplete(self._reader.prompts(prompts, params, options))
+        return await self._driver.acomplete(self.reader.prompts(prompts, params, options))
 
     def stream(self, prompt: Prompt, params: Params | None = None, **options: Any) -> Stream:
         """Stream the completion of one prompt; closing the iterator early cancels the request.
@@ -234,14 +232,14 @@ class LLM:
             RequestError: the prompt is empty, too long or not a prompt.
             ConfigError: a sampling parameter is unknown or out of range.
         """
-        return Stream(self._driver, self._driver.submit([self._reader.prompt(prompt, params, options)]))
+        return Stream(self._driver, self._driver.submit([self.reader.prompt(prompt, params, options)]))
 
     def astream(self, prompt: Prompt, params: Params | None = None, **options: Any) -> AsyncStream:
         """Stream the completion of one prompt in an event loop; dropping the iterator cancels the request.
 
         Arguments and errors are those of :meth:`stream`; a prompt that is too long raises at the first chunk.
         """
-        return AsyncStream(self._driver, self._driver.post([self._reader.prompt(prompt, params, options)]))
+        return AsyncStream(self._driver, self._driver.post([self.reader.prompt(prompt, params, options)]))
 
     @overload
     def chat(
@@ -250,11 +248,6 @@ class LLM:
         params: Params | None = None,
         *,
         stream: Literal[False] = False,
-        tools: Sequence[Tool] | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        progress: bool = False,
         **options: Any,
     ) -> Completion: ...
     @overload
@@ -311,7 +304,7 @@ class LLM:
             ConfigError: a sampling parameter is unknown or out of range.
         """
         told = read_template(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
-        wishes, several = self._reader.conversations(messages, params, options, told, stream=stream)
+        wishes, several = self.reader.conversations(messages, params, options, told, stream=stream)
         if stream:
             return Stream(self._driver, self._driver.submit(wishes))
         done = self._complete(wishes, progress=progress)
@@ -331,7 +324,7 @@ class LLM:
             A completion; a list for several conversations; with ``stream`` an :class:`AsyncStream`.
         """
         told = read_template(*(options.pop(name, None) for name in TEMPLATE_OPTIONS))
-        wishes, several = self._reader.conversations(messages, params, options, told, stream=stream)
+        wishes, several = self.reader.conversations(messages, params, options, told, stream=stream)
         if stream:
             return AsyncStream(self._driver, self._driver.post(wishes))
         found = await self._driver.acomplete(wishes)
@@ -340,11 +333,11 @@ class LLM:
     def __repr__(self) -> str:
         """The model, and how it speculates."""
         facts = ", ".join(f"{name}={value!r}" for name, value in self._facts.items())
-        return f"LLM({self._name!r}, {facts})"
+        return f"LLM({self.name!r}, {facts})"
 
     def _repr_html_(self) -> str:
         """A table for notebooks."""
-        return table_html(f"LLM {self._name}", self._facts)
+        return table_html(f"LLM {self.name}", self._facts)
 
     @property
     def _facts(self) -> dict[str, Any]:
@@ -379,7 +372,7 @@ class LLM:
             RequestError: it is not a prompt.
             ConfigError: the prompt is text, and the model has no tokenizer.
         """
-        return self._reader.encode(prompt)
+        return self.reader.encode(prompt)
 
     def encode_chat(
         self,
@@ -392,7 +385,15 @@ class LLM:
     ) -> list[int]:
         """Encode one conversation with the chat template; arguments and errors are those of :meth:`chat`."""
         told = read_template(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
-        return self._reader.conversation(messages, told)
+        return self.reader.conversation(messages, told)
+
+    def compile_grammar(self, grammar: Grammar) -> CompiledGrammar:
+        """Compile a grammar in this thread, to pass it as ``grammar`` later; other calls compile theirs themselves.
+
+        Raises:
+            ConfigError: the grammar has a mistake or is too complex, or the model has no tokenizer.
+        """
+        return self.reader.compiled(grammar)
 
     def _complete(self, wishes: Sequence[RequestSpec], *, progress: bool) -> list[Completion]:
         with ProgressBar(disable=not progress, transient=True) as bar:

@@ -54,12 +54,15 @@ class SpeculationStats:
     """Rounds that accepted a draft at this depth, by depth."""
     levels: int = 0
     """Draft steps: the depths of all trees, summed."""
+    forced: int = 0
+    """Accepted tokens that a grammar forced; drafters did not propose them, so they count nowhere else but here."""
 
     def add(self, verdict: Verdict) -> None:
         """Count one round."""
         self.rounds += 1
         self.emitted += len(verdict.tokens)
         self.levels += len(verdict.drafted)
+        self.forced += verdict.forced
         self._add_counts(verdict)
 
     def merge(self, other: SpeculationStats) -> None:
@@ -67,6 +70,7 @@ class SpeculationStats:
         self.rounds += other.rounds
         self.emitted += other.emitted
         self.levels += other.levels
+        self.forced += other.forced
         self._add_counts(other)
 
     def _add_counts(self, other: SpeculationStats | Verdict) -> None:

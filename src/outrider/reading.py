@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from outrider.engine.admission import with_prediction_ids
 from outrider.engine.call import RequestSpec
 from outrider.errors import ConfigError, RequestError
+from outrider.grammar import CompiledGrammar, Grammar
 from outrider.inputs import Params, Prompt, read_params, read_prompt, read_prompts
 from outrider.messages import Messages, read_conversations
 from outrider.models.files.tokenizer import Tokenizer
+from outrider.sampling.params import SamplingParams
 
 
 class Reader:
@@ -29,14 +33,14 @@ class Reader:
 
     def prompt(self, prompt: Prompt, params: Params | None, options: Mapping[str, Any]) -> RequestSpec:
         """Read one prompt; arguments and errors are those of :meth:`outrider.LLM.stream`."""
-        return self.encode(prompt), read_params(params, options, 1)[0]
+        return self.encode(prompt), self.ready(read_params(params, options, 1))[0]
 
     def prompts(
         self, prompts: Prompt | Iterable[Prompt], params: Params | Iterable[Params] | None, options: Mapping[str, Any]
     ) -> list[RequestSpec]:
         """Read several prompts; arguments and errors are those of :meth:`outrider.LLM.generate`."""
         listed = read_prompts(prompts)
-        each = read_params(params, options, len(listed))
+        each = self.ready(read_params(params, options, len(listed)))
         return [(self.encode(prompt), wish) for prompt, wish in zip(listed, each, strict=True)]
 
     def conversation(self, messages: Messages, told: Mapping[str, Any]) -> list[int]:
@@ -63,12 +67,27 @@ class Reader:
             raise RequestError(
                 f"stream=True takes one conversation, but got {len(conversations)}; stream each on its own"
             )
-        each = read_params(params, options, len(conversations))
+        each = self.ready(read_params(params, options, len(conversations)))
         return [(self._written(one, told), wish) for one, wish in zip(conversations, each, strict=True)], several
 
+    def compiled(self, grammar: Grammar | CompiledGrammar) -> CompiledGrammar:
+        """Compile a grammar; arguments and errors are those of :meth:`outrider.LLM.compile_grammar`."""
+        if self._known is None:
+            raise ConfigError("a grammar needs text, but this model was given without a tokenizer")
+        return self._known.grammars.compile(grammar)
+
+    def ready(self, params: Sequence[SamplingParams]) -> list[SamplingParams]:
+        """Parameters with compiled grammars and encoded predictions, so that rounds wait for neither."""
+        read = {id(one): self._ready(one) for one in params}
+        return [read[id(one)] for one in params]
+
+    def _ready(self, params: SamplingParams) -> SamplingParams:
+        if params.grammar is not None:
+            params = replace(params, grammar=self.compiled(params.grammar))
+        return params if self._known is None else with_prediction_ids(params, self._known)
+
     def _written(self, conversation: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> list[int]:
-        text = self._tokenizer.apply_chat_template(conversation, **told)
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._tokenizer.encode_chat(conversation, **told)
 
     @property
     def _tokenizer(self) -> Tokenizer:

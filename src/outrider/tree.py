@@ -46,6 +46,8 @@ class TokenTree:
     """Estimated probability that the path to the node is accepted; never rises along a path."""
     candidates: tuple[Candidate, ...]
     """All draws in the order they were made, which is also the order of the acceptance tests."""
+    forced: frozenset[int] = frozenset()
+    """Nodes that a grammar forced; no drafter proposed them, and there is none of a drafter's below them."""
 
     def __post_init__(self) -> None:
         """Check the tree."""
@@ -115,6 +117,19 @@ class TokenTree:
             tuple(new[self.parents[node]] if node else NO_PARENT for node in keep),
             tuple(self.survival[node] for node in keep),
             tuple(item._replace(node=new[item.node]) for item in self.candidates if item.node in new),
+            frozenset(new[node] for node in self.forced if node in new),
+        )
+
+    def forcing(self, node: int, tokens: Sequence[int]) -> TokenTree:
+        """Make the tree with a chain of forced tokens below a leaf."""
+        first = len(self)
+        nodes = range(first, first + len(tokens))
+        return TokenTree(
+            (*self.tokens, *tokens),
+            (*self.parents, *(node if new == first else new - 1 for new in nodes)),
+            (*self.survival, *[self.survival[node]] * len(tokens)),
+            (*self.candidates, *map(Candidate, nodes)),
+            self.forced.union(nodes),
         )
 
     def siblings(self, node: int) -> list[Candidate]:

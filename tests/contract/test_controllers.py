@@ -12,6 +12,7 @@ from tiny_heads import tiny_head
 from contract.cases import BACKENDS, PROMPTS, by_id, draft_models
 from contract.test_lossless import SETTINGS, plain, target_only_rules
 from outrider import SchedulerConfig
+from outrider.config import SpeculationDefault
 from outrider.control.fair_share import FairShare
 from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
@@ -32,6 +33,7 @@ class Fickle:
 
     def __init__(self, most_nodes: int, drafters: int, seed: int) -> None:
         self.most_nodes, self._drafters, self._dice = most_nodes, drafters, random.Random(seed)
+        self.default = SpeculationDefault()
         self.served: set[int] = set()
         self.pruned = 0
         self.stats: list[RoundStats] = []

@@ -11,6 +11,7 @@ import pytest
 import torch
 from byte_text import SIZE, byte_tokenizer
 from oracles import Scripted, empty
+from script_target import Script
 from table_model import TableModel
 from tiny import SIZES, seeded, tiny_model
 from transformers import MistralConfig, MistralForCausalLM
@@ -25,7 +26,7 @@ from outrider.engine.guard import GuardedDrafter
 from outrider.engine.picker import DrawingPicker
 from outrider.errors import ConfigError, ModelError
 from outrider.kv.pool import KVPool
-from outrider.models.base import HiddenLogits, TargetModel, TargetOutput
+from outrider.models.base import TargetModel
 from outrider.models.hf.model import ATTENTION, HFModel
 from outrider.options import drafter_option
 from outrider.requests.stopping import FinishReason
@@ -33,26 +34,6 @@ from outrider.tree import SequenceRows, TokenTree, TreeBatch
 
 END, STOP = sorted(byte_tokenizer().eos_ids)
 GREEDY = SamplingParams(max_tokens=24)
-
-
-class Script(HiddenLogits):
-    """A target that answers every prompt with a fixed text, whatever was said before: position decides."""
-
-    backend, source = "script", None
-    row_invariant, device, context_length, row_bytes = True, torch.device("cpu"), 512, 0
-
-    def __init__(self, prompt: list[int], answer: list[int], vocabulary: int = SIZE, context_length: int = 512) -> None:
-        super().__init__(vocabulary)
-        self.context_length = context_length
-        self._text, self._start = answer, len(prompt)
-
-    def forward(self, batch, cache, layers=()):  # type: ignore[no-untyped-def]
-        logits = torch.zeros(len(batch.wanted), self.vocabulary)
-        for row, position in enumerate(batch.positions[batch.wanted].tolist()):
-            place = position + 1 - self._start
-            if 0 <= place < len(self._text):
-                logits[row, self._text[place]] = 9.0
-        return TargetOutput(logits, {})
 
 
 def self_drafting(target: TargetModel, steps: int, **options: object) -> LLM:

@@ -31,7 +31,7 @@ USAGE = {
         "forced": 0,
     },
 }
-TIMINGS = {
+TIMINGS: dict[str, float | None] = {
     "queue_s": 0.0,
     "first_token_s": 0.124,
     "total_s": 0.4,
@@ -47,6 +47,7 @@ class Answer:
     chunks: list[Pieces] = field(default_factory=lambda: [[("Good ", False), ("day.", True)]])
     reasoning: list[Pieces] = field(default_factory=list)
     finish: str = "stop"
+    timings: dict[str, float | None] = field(default_factory=lambda: TIMINGS)
     status: int = 200
     error: dict[str, Any] | None = None
     """The body of an error status, or what ends the stream after its chunks."""
@@ -115,7 +116,12 @@ def stats_at(second: int, *, running: int = 0, waiting: int = 0, done: float = 0
         "cached_tokens": int(90 * done),
         "prompt_tokens": int(150 * done),
         "budget": {"1": 7.4, "2": 5.1, "4": 2.6, "8": 0.9} if done else {},
-        "rows": {"prompt": int(60 * done), "decode": int(60 * done), "draft": int(150 * done), "wasted": int(50 * done)},
+        "rows": {
+            "prompt": int(60 * done),
+            "decode": int(60 * done),
+            "draft": int(150 * done),
+            "wasted": int(50 * done),
+        },
         "seconds": {
             "prefill": 0.07 * done,
             "mixed": 0.09 * done,
@@ -181,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._event({"error": answer.error})
         else:
             self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": answer.finish}]})
-            self._event({"choices": [], "usage": USAGE, "timings": TIMINGS})
+            self._event({"choices": [], "usage": USAGE, "timings": answer.timings})
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _wait(self) -> None:

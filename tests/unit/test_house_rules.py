@@ -27,6 +27,7 @@ notebook errors files values law price
 options
 tree
 kernels
+grammar
 sampling
 kv
 models.pass_plan models.base

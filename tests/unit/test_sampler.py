@@ -259,7 +259,11 @@ BAD = {
     "processors": (3, (None,)),
     "ignore_eos": ("no", 1),
     "skip_special_tokens": (0,),
-    "speculate": ("auto",),
+    "grammar": ("[0-9]+", {"type": "object"}),
+    "speculate": ("always", 1),
+    "algorithm": ("", 5),
+    "max_draft_tokens": (-1, 1.5),
+    "prediction": (5, (-1,), ("a",), (1.5,)),
     "cache_salt": ("", 5, b"salt"),
 }
 

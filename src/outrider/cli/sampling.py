@@ -6,13 +6,15 @@ import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
 from outrider.cli.help import MORE_SAMPLING, SAMPLING
 from outrider.cli.numbers import WHOLE, WHOLE_OR_NONE
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, cause
+from outrider.grammar import Grammar
 from outrider.sampling.params import SamplingParams
 
 _IDS: Final = re.compile(r"\s*\d+\s*(,\s*\d+\s*)*,?\s*", re.ASCII)
@@ -61,6 +63,12 @@ class SamplingFlags:
     """Continue past the model's end-of-text token."""
     show_special_tokens: Annotated[bool, _MANY] = False
     """Keep special tokens in the text."""
+    json_schema: Annotated[str | None, _MORE, Parameter(metavar="FILE|JSON")] = None
+    """Write JSON that this schema accepts."""
+    regex: Annotated[str | None, _MORE, Parameter(metavar="PATTERN")] = None
+    """Write a text that this expression matches."""
+    grammar: Annotated[str | None, _MORE, Parameter(metavar="FILE|TEXT")] = None
+    """Write a text of this Lark or GBNF grammar."""
 
     def params(self) -> SamplingParams:
         """These flags as the library's sampling parameters.
@@ -71,7 +79,19 @@ class SamplingFlags:
         known = {item.name for item in dataclasses.fields(SamplingParams)}
         values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name in known}
         read = {name: read(values[name]) for name, read in _READERS.items()}
+        read["grammar"] = self._grammar()
         return SamplingParams(**values | read, skip_special_tokens=not self.show_special_tokens)
+
+    def _grammar(self) -> Grammar | None:
+        made = {
+            "--json-schema": None if self.json_schema is None else Grammar.json_schema(_content(self.json_schema)),
+            "--regex": None if self.regex is None else Grammar.regex(self.regex),
+            "--grammar": None if self.grammar is None else Grammar.lark(_content(self.grammar)),
+        }
+        given = {flag: grammar for flag, grammar in made.items() if grammar is not None}
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} say two things about one text; give one of them")
+        return next(iter(given.values()), None)
 
 
 @Parameter(name="*", group=SAMPLING)
@@ -94,6 +114,16 @@ def _ids(flag: str, text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
         raise ConfigError(f"{flag} takes token ids separated by commas, such as 5,42, not {text!r}") from None
+
+
+def _content(given: str) -> str:
+    """The text of a file, or the text that was given in its place."""
+    if any(sign in given for sign in "{}:=\n"):
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {given}: {cause(error)}") from None
 
 
 def _word(text: str) -> str | tuple[int, ...]:

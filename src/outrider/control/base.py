@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.config import SpeculationDefault
 from outrider.metrics import RoundStats
 from outrider.requests.turn import Turn
+
+
+@dataclass(frozen=True)
+class LoadedMethod:
+    """A drafting method that an engine has loaded, as a controller sees it."""
+
+    name: str
+    """What requests call it."""
+    most_nodes: int
+    """Most nodes of its trees, anchor included."""
+    reads_prediction: bool = False
+    """Whether it drafts from a request's prediction."""
 
 
 class Observer(Protocol):
@@ -22,6 +36,8 @@ class Controller(Observer, Protocol):
 
     most_nodes: int
     """Largest ``nodes`` that a budget may have."""
+    default: SpeculationDefault
+    """What requests do that leave their speculation open; the engine changes it between two rounds."""
 
     def budgets(self, turns: Sequence[Turn], draft_rows: int) -> None:
         """Set each turn's ``budget``, before anything is drafted.

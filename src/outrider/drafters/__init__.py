@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from outrider.drafters.base import REGISTRY, DrafterConfig
 from outrider.errors import ConfigError
+from outrider.options import drafter_option
 
 AUTOMATIC: Final = "auto"
 """Name that lets Outrider choose the method."""
@@ -45,6 +46,12 @@ def automatic_config(draft_models: Sequence[str]) -> DrafterConfig:
     """Choose the method for ``auto``: the one with the highest rank that offers a config for these draft models."""
     offers = [config_class(name).automatic(draft_models) for name in methods()]
     return max((offer for offer in offers if offer is not None), key=lambda offer: offer.automatic_rank)
+
+
+def draftless() -> list[DrafterConfig]:
+    """Configs of the methods that need no draft model or head, so that loading them costs nothing."""
+    kinds = [config_class(name) for name in methods()]
+    return [kind() for kind in kinds if drafter_option(kind) is None]
 
 
 def make_config(name: str, options: Mapping[str, Any]) -> DrafterConfig:

@@ -41,6 +41,8 @@ class Needs:
     """Target layers whose hidden rows it reads; see :class:`outrider.models.base.TargetOutput`."""
     reads_hidden: bool = False
     """It reads hidden rows, but which layers is known only once its weights are loaded."""
+    reads_prediction: bool = False
+    """It drafts from :attr:`DraftSequence.prediction`."""
     price: RowPrice = FREE
     """How good a draft must be to be verified, unless the controller sets another price."""
 
@@ -59,8 +61,12 @@ class DraftSequence:
     """Maximum depth of a draft that can still become text."""
     price: RowPrice | None = None
     """How good a draft must be to be verified; None uses the drafter's own :attr:`Needs.price`."""
+    prediction: Sequence[int] = ()
+    """Token ids that the user expects the output to resemble; known before anything is drawn."""
+    salt: str | None = None
+    """Only requests with the same salt may draft from each other's outputs."""
     reads_others: bool = True
-    """Whether it may draft from the outputs of other requests; not under a ratio rule with a seed from the user:
+    """Whether it may draft from the outputs of other requests at all; not under a ratio rule with a seed from the user:
     an earlier request may have drawn its tokens with the same dice."""
 
     def builder(self) -> TreeBuilder:

@@ -63,7 +63,7 @@ class LookupModel:
 
     @property
     def needs(self) -> Needs:
-        return replace(self._then.needs, deterministic=True)
+        return replace(self._then.needs, deterministic=True, reads_prediction=True)
 
     @property
     def most_nodes(self) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from outrider.drafters.base import DraftContext, Drafter, Needs, Workbench, register, tokens_option
+from outrider.drafters._prediction import PredictionCursor
+from outrider.drafters.base import DraftContext, Drafter, DraftSequence, Needs, Workbench, register, tokens_option
 from outrider.errors import ConfigError
 from outrider.options import Role, check_options, option
 from outrider.tree import TokenTree
@@ -24,7 +25,7 @@ class Ngram:
 
     method: ClassVar[str] = "ngram"
     automatic_rank: ClassVar[int] = 1
-    needs: ClassVar[Needs] = Needs(deterministic=True)
+    needs: ClassVar[Needs] = Needs(deterministic=True, reads_prediction=True)
 
     num_draft_tokens: int = tokens_option(8)
     max_match: int = option(
@@ -89,26 +90,41 @@ class NgramIndex:
         return 0, 0
 
 
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """What is known of one request's text."""
+
+    index: NgramIndex
+    cursor: PredictionCursor
+
+
 class NgramDrafter(Drafter):
-    """Keeps one index per request."""
+    """Keeps one index per request, and its place in the request's prediction."""
 
     needs = Ngram.needs
 
     def __init__(self, config: Ngram) -> None:
         self._config = config
-        self._indexes: dict[str, NgramIndex] = {}
+        self._known: dict[str, _Known] = {}
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
-        trees = []
-        for sequence in context.sequences:
-            index = self._indexes.setdefault(sequence.key, NgramIndex(self._config))
-            start, length = index.match(sequence.tokens)
-            most = min(self._config.num_draft_tokens, sequence.nodes - 1, sequence.depth) if length else 0
-            trees.append(sequence.builder().chain(copied(sequence.tokens, start, most)).build())
-        return trees
+        return [one.builder().chain(self._continued(one)).build() for one in context.sequences]
+
+    def _continued(self, sequence: DraftSequence) -> list[int]:
+        """Copy what followed the longer match, the one in the text or the one in the prediction."""
+        most = min(self._config.num_draft_tokens, sequence.nodes - 1, sequence.depth)
+        known = self._known.get(sequence.key)
+        if known is None:
+            cursor = PredictionCursor(sequence.prediction, sequence.prompt_length)
+            known = self._known[sequence.key] = _Known(NgramIndex(self._config), cursor)
+        start, length = known.index.match(sequence.tokens)
+        place, matched = known.cursor.follow(sequence.tokens)
+        if matched and matched >= length:
+            return list(sequence.prediction[place : place + most])
+        return copied(sequence.tokens, start, most if length else 0)
 
     def close(self, key: str) -> None:
-        self._indexes.pop(key, None)
+        self._known.pop(key, None)
 
 
 def copied(tokens: Sequence[int], start: int, count: int) -> list[int]:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import ClassVar, Final, NamedTuple
 
 from outrider.drafters._calibration import Calibration
+from outrider.drafters._corpora import SEPARATOR, Corpora
+from outrider.drafters._prediction import PredictionCursor
 from outrider.drafters._suffix_automaton import ROOT, SuffixAutomaton
 from outrider.drafters.base import (
     DraftContext,
@@ -29,10 +32,7 @@ from outrider.options import Role, check_options, option
 from outrider.price import RowPrice
 from outrider.tree import TokenTree, TreeBuilder
 
-_SEPARATOR: Final = -1
 _SUFFIXES_TRIED: Final = 6
-_BYTES_PER_TOKEN: Final = 1200
-"""Upper bound for one corpus token: two states with their transitions; a test measures it."""
 
 
 @register
@@ -69,8 +69,8 @@ class Suffix:
     )
     corpus_megabytes: int = option(
         0,
-        "Memory for earlier outputs, shared by all requests; 0 looks up only the request's own text. Set it if outputs "
-        "resemble each other.",
+        "Memory for earlier outputs, in one corpus for each cache salt; the least recently used is dropped. 0 looks up "
+        "only the request's own text. Set it if outputs resemble each other.",
         low=0,
         high=65536,
         flag="speculative-suffix-corpus-megabytes",
@@ -82,7 +82,8 @@ class Suffix:
 
     @property
     def needs(self) -> Needs:
-        return Needs(deterministic=True, branching=self.topk > 1, price=RowPrice(self.min_survival))
+        price = RowPrice(self.min_survival)
+        return Needs(deterministic=True, branching=self.topk > 1, reads_prediction=True, price=price)
 
     @property
     def most_nodes(self) -> int:
@@ -104,34 +105,13 @@ class Match(NamedTuple):
     length: int
 
 
-class Corpus:
-    """Outputs of earlier requests, in bounded memory: when the new half is full, the old half is dropped.
-
-    Only verified tokens enter, when their request ends.
-    """
-
-    def __init__(self, megabytes: int) -> None:
-        self._half = megabytes * 2**20 // _BYTES_PER_TOKEN // 2
-        self._halves = [SuffixAutomaton(), SuffixAutomaton()]
-
-    def add(self, tokens: Sequence[int]) -> None:
-        """Add an output."""
-        if self._half == 0:
-            return
-        if self._halves[0].tokens + len(tokens) + 1 > self._half:
-            self._halves = [SuffixAutomaton(), self._halves[0]]
-        self._halves[0].extend([_SEPARATOR, *tokens[: self._half - 1]])
-
-    def halves(self) -> list[SuffixAutomaton]:
-        """The automata in use, the new one first."""
-        return [half for half in self._halves if half.tokens]
-
-
 @dataclass(eq=False)
 class _Text:
     """One request's automaton, and where its end matches the corpus."""
 
     prompt_length: int
+    salt: str | None
+    cursor: PredictionCursor
     own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     calibration: Calibration = field(default_factory=Calibration)
     drafted: TokenTree | None = None
@@ -178,18 +158,20 @@ def _suffixes(automaton: SuffixAutomaton, state: int, length: int, min_length: i
 
 
 class SuffixDrafter(Drafter):
-    """Keeps one automaton per request, and one for the corpus."""
+    """Keeps one automaton per request, and a corpus per salt."""
 
     def __init__(self, config: Suffix) -> None:
         self._config = config
         self.needs = config.needs
-        self.corpus = Corpus(config.corpus_megabytes)
+        self.corpora = Corpora(config.corpus_megabytes)
         self._texts: dict[str, _Text] = {}
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
         return [self._draft(sequence) for sequence in context.sequences]
 
     def observe(self, outcome: Outcome) -> None:
+        if not self._texts:
+            return
         for sequence, tree, verdict in zip(outcome.sequences, outcome.trees, outcome.verdicts, strict=True):
             if (text := self._texts.get(sequence.key)) is not None:
                 text.calibration.observe(tree if tree is text.drafted else None, verdict)
@@ -197,16 +179,31 @@ class SuffixDrafter(Drafter):
     def close(self, key: str) -> None:
         text = self._texts.pop(key, None)
         if text is not None:
-            self.corpus.add(text.output)
+            self.corpora.add(text.salt, text.output)
 
     def _draft(self, sequence: DraftSequence) -> TokenTree:
-        text = self._texts.setdefault(sequence.key, _Text(sequence.prompt_length))
-        text.catch_up(sequence.tokens, self.corpus.halves() if sequence.reads_others else ())
+        text = self._texts.get(sequence.key)
+        if text is None:
+            cursor = PredictionCursor(sequence.prediction, sequence.prompt_length)
+            text = self._texts[sequence.key] = _Text(sequence.prompt_length, sequence.salt, cursor)
+        text.catch_up(sequence.tokens, self.corpora.halves(sequence.salt) if sequence.reads_others else ())
         trust = text.calibration.factor
-        drafts = (self._expand(match, sequence, trust) for match in text.matches(self._config.min_match))
-        best = max(drafts, key=lambda draft: sum(draft.survival[1:]), default=sequence.builder())
+        predicted = self._predicted(*text.cursor.follow(sequence.tokens), sequence, trust)
+        found = (self._expand(match, sequence, trust) for match in text.matches(self._config.min_match))
+        best = max(chain([predicted], found), key=lambda draft: sum(draft.survival[1:]), default=sequence.builder())
         text.drafted = best.build()
         return text.drafted
+
+    def _predicted(self, place: int, matched: int, sequence: DraftSequence, trust: float) -> TreeBuilder:
+        """Draft what the prediction continues with."""
+        config, builder, price = self._config, sequence.builder(), sequence.price or self.needs.price
+        most = min(config.num_draft_tokens, sequence.nodes - 1, sequence.depth, int(config.length_factor * matched))
+        for node, token in enumerate(sequence.prediction[place : place + most]):
+            chance = min(1.0, trust * _trust_in(matched + node))
+            if not price.worth(builder.survival, builder.survival[node] * chance):
+                break
+            builder.add(node, token, survival=chance)
+        return builder
 
     def _expand(self, match: Match, sequence: DraftSequence, trust: float) -> TreeBuilder:
         """Draft the likeliest continuations of one match; the sum of survivals is the expected accepted length."""
@@ -235,6 +232,11 @@ class SuffixDrafter(Drafter):
         return builder
 
 
+def _trust_in(length: int) -> float:
+    """How much a match of this length is worth: longer ones are more reliable."""
+    return length / (length + 1)
+
+
 def _continuations(
     automaton: SuffixAutomaton, state: int, length: int, width: int
 ) -> list[tuple[int, float, int, int]]:
@@ -252,7 +254,5 @@ def _continuations(
     options = [(automaton.count[to], token, to) for token, to in automaton.following[state].items()]
     total = sum(count for count, _, _ in options)
     best = heapq.nsmallest(width, options, key=lambda item: (-item[0], item[1]))
-    trust = length / (length + 1)
-    return [
-        (token, trust * count / total, to, length + 1) for count, token, to in best if token != _SEPARATOR and count
-    ]
+    trust = _trust_in(length)
+    return [(token, trust * count / total, to, length + 1) for count, token, to in best if token != SEPARATOR and count]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -49,9 +50,8 @@ def admit(
     if seed is None:
         seed = secrets.randbits(64) if params.seed is None else params.seed
     seed %= 2**64
-    inputs = list(prompt)
+    inputs, ends = list(prompt), frozenset(params.stop_token_ids)
     limit = longest if params.max_tokens is None else min(longest, len(inputs) + params.max_tokens)
-    ends = frozenset(params.stop_token_ids)
     if tokenizer is not None and not params.ignore_eos:
         ends |= tokenizer.eos_ids
     sampler = RequestSampler(
@@ -74,7 +74,8 @@ def admit(
         limit=limit,
         sampler=sampler,
         stopper=Stopper(params, ends, limit - len(inputs), stream),
-        drafting=params.speculate,
+        most_nodes=_most_nodes(params),
+        prediction=params.prediction_ids[:longest],  # no output is longer
         prompt_logprobs=[] if params.prompt_logprobs is None else [None],
     )
 
@@ -99,13 +100,35 @@ def bad_word_ids(words: Sequence[Sequence[int] | str], tokenizer: Tokenizer) -> 
     return tuple(found)
 
 
+def with_prediction_ids(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+    """Parameters whose prediction is token ids.
+
+    Args:
+        params: those of one request.
+        tokenizer: the model's own.
+    """
+    if not isinstance(params.prediction, str):
+        return params
+    return replace(params, prediction=tuple(tokenizer.encode(params.prediction, add_special_tokens=False)))
+
+
+def _most_nodes(params: SamplingParams) -> int:
+    """Most nodes of a draft tree that the user allows, anchor included."""
+    if params.speculate is False:
+        return 1
+    return sys.maxsize if params.max_draft_tokens is None else 1 + params.max_draft_tokens
+
+
 def in_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-    """The same parameters with bad words as token ids, where there is a tokenizer; a second time changes nothing.
+    """The same parameters with token ids for all texts that have them; a second time changes nothing.
 
     Raises:
-        ConfigError: a text holds no token.
+        ConfigError: a bad word holds no token.
     """
-    if tokenizer is None or not any(isinstance(word, str) for word in params.bad_words):
+    if tokenizer is None:
+        return params
+    params = with_prediction_ids(params, tokenizer)
+    if not any(isinstance(word, str) for word in params.bad_words):
         return params
     return replace(params, bad_words=bad_word_ids(params.bad_words, tokenizer))
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from outrider.config import CacheConfig, SchedulerConfig, Speculation, read_config
-from outrider.control.base import Controller
+from outrider.control.base import Controller, LoadedMethod
 from outrider.control.fair_share import FairShare
+from outrider.drafters import draftless
 from outrider.drafters.base import DrafterConfig, Workbench, check_rollback
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
@@ -29,6 +32,8 @@ _MOST_ROWS: Final = 65536
 _log: Final = logging.getLogger(__name__)
 Loader = Callable[[str], tuple[TargetModel, Tokenizer | None]]
 """Loads a draft model by name."""
+Algorithms = Sequence[Any] | None
+"""More drafting methods for one engine, each in any form that :meth:`outrider.config.Speculation.of` reads."""
 
 
 def no_drafts(path: str) -> tuple[TargetModel, Tokenizer | None]:
@@ -58,6 +63,7 @@ def configured_engine(
     *,
     load: Loader,
     heads: Mapping[str, HeadCheckpoint] | None = None,
+    algorithms: Algorithms = None,
     cache: CacheConfig | Mapping[str, Any] | None = None,
     scheduler: SchedulerConfig | Mapping[str, Any] | None = None,
 ) -> ConfiguredEngine:
@@ -69,16 +75,20 @@ def configured_engine(
         plan: how to speculate.
         load: loads draft models.
         heads: trained heads in memory, by name.
+        algorithms: more methods that requests may choose; None loads those that need no draft model, as far as the
+            rule is exact for them.
         cache: how many keys and values are kept.
         scheduler: how much work goes into one pass.
 
     Raises:
-        ConfigError: an option is unknown or out of bounds, or the rule or the target cannot take the method's drafts.
+        ConfigError: an option is unknown or out of bounds, or the rule or the target cannot take a method's drafts.
         ModelError: a draft model or head cannot be served.
     """
     config = plan.drafter_config()
-    check_rollback(config, target, "the target")
-    verifier = _rule(plan.verifier, config)
+    verifier = make_verifier(plan.verifier)
+    _check_served(config, verifier, target)
+    if not verifier.lossless:
+        warn_lossy(verifier.name)
     limits, pool = read_config(scheduler, SchedulerConfig()), _pool(target, read_config(cache, CacheConfig()))
     needs = {"the target": target.row_bytes}
 
@@ -96,6 +106,7 @@ def configured_engine(
         load=load_draft,
         heads=heads,
         scheduler=limits,
+        others=_others(algorithms, config, verifier, target),
         reserve=needs.__setitem__,
     )
     check_fits(pool, needs, target.device)
@@ -130,7 +141,7 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
         heads: trained heads in memory, by name.
         scheduler: how much work goes into one pass.
         controller: says how much each request drafts; None lets each draft as much as its method wants.
-        others: more methods, which the controller may move requests to; each needs draft models of its own.
+        others: more methods, which requests may choose; each needs draft models of its own.
         ids_alone: serve token ids alone, without text and end tokens, though there is a tokenizer.
         reserve: told how many bytes one position takes in a cache of the drafter's own.
         kind: the engine's class.
@@ -143,26 +154,67 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
     named = [name for each in methods for name in set(drafters_named(each))]
     if len(set(named)) < len(named):
         raise ConfigError(f"two methods of one engine draft with the same model: {', '.join(named)}; give each its own")
+    names = _names_of(methods)
     vocabulary = min(target.vocabulary, tokenizer.vocab_size) if tokenizer else target.vocabulary
     workbench = Workbench(target, tokenizer, pool, vocabulary, load, heads=heads or {}, reserve=reserve)
     return kind(
         target=target,
         tokenizer=None if ids_alone else tokenizer,
         pool=pool,
-        drafters=[each.build(workbench) for each in methods],
+        drafters={name: each.build(workbench) for name, each in zip(names, methods, strict=True)},
         verifier=verifier,
         config=scheduler or SchedulerConfig(),
-        controller=controller or FairShare(max(each.most_nodes for each in methods)),
+        controller=controller or _fair_share(names, methods),
         vocabulary=vocabulary,
     )
 
 
-def _rule(name: str, config: DrafterConfig) -> Verifier:
-    verifier = make_verifier(name)
+def _fair_share(names: Sequence[str], methods: Sequence[DrafterConfig]) -> FairShare:
+    loaded = [
+        LoadedMethod(name, each.most_nodes, each.needs.reads_prediction)
+        for name, each in zip(names, methods, strict=True)
+    ]
+    return FairShare(max(each.most_nodes for each in loaded), methods=loaded)
+
+
+def _names_of(methods: Sequence[DrafterConfig]) -> list[str]:
+    """A name for each method; one that is loaded twice is numbered."""
+    before = Counter[str]()
+    names = []
+    for each in methods:
+        before[each.method] += 1
+        names.append(each.method if before[each.method] == 1 else f"{each.method}_{before[each.method]}")
+    return names
+
+
+def _check_served(config: DrafterConfig, verifier: Verifier, target: TargetModel) -> None:
+    """Refuse a method whose drafts the target or the rule cannot take.
+
+    Raises:
+        ConfigError: naming the method.
+    """
+    check_rollback(config, target, "the target")
     check_exact(verifier, config.method, config.needs)
-    if not verifier.lossless:
-        warn_lossy(verifier.name)
-    return verifier
+
+
+def _others(given: Algorithms, main: DrafterConfig, verifier: Verifier, target: TargetModel) -> list[DrafterConfig]:
+    """The methods to load beside the main one."""
+    found: dict[str, DrafterConfig] = {}
+    if given is None:
+        for each in draftless():
+            with suppress(ConfigError):
+                _check_served(each, verifier, target)
+                found[each.method] = each
+        found.pop(main.method, None)
+        return list(found.values())
+    for one in [given] if isinstance(given, str) else given:
+        each = Speculation.of(one).drafter_config()
+        _check_served(each, verifier, target)
+        if each.method in found or (each.method == main.method and not isinstance(one, str)):
+            raise ConfigError(f"algorithms: the method {each.method} is loaded twice; name it once")
+        if each.method != main.method:
+            found[each.method] = each
+    return list(found.values())
 
 
 def _pool(target: TargetModel, pages: CacheConfig) -> KVPool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from outrider.completion import Choice, Completion
 from outrider.engine.engine import Engine
@@ -35,6 +35,19 @@ END: Final = _Sign()
 Event = Progress | BaseException | _Sign
 
 
+class Listener(NamedTuple):
+    """A caller that waits for an event."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+    """Runs the coroutine; None for a thread."""
+    arrived: weakref.ref[asyncio.Event] | None = None
+    """What the coroutine waits for."""
+
+
+_BLOCKED: Final = Listener()
+"""A thread."""
+
+
 class Call:
     """The requests of one caller.  The thread that runs rounds writes it; the caller reads its events.
 
@@ -55,8 +68,8 @@ class Call:
         self.seconds = PhaseSeconds()
         """The engine's time while the call was open."""
         self.events: SimpleQueue[Event] = SimpleQueue()
-        self.readers: list[Callable[[], None]] = []
-        """The callers that wait for an event, each as a function that wakes it."""
+        self.readers: list[Listener] = []
+        """The callers that wait for an event."""
         self.reported = False
         """Whether an unread event is an error."""
         self.ends_only, self._tokenizer, self._clock = ends_only, tokenizer, self.seconds
@@ -73,11 +86,21 @@ class Call:
         """Number of unread events."""
         return max(0, self.events.qsize() - (self.open == 0))
 
-    def put(self, event: Event) -> None:
-        """Add an event and wake the readers; never blocks."""
+    def put(self, event: Event, later: dict[asyncio.AbstractEventLoop, list[Listener]] | None = None) -> None:
+        """Add an event and wake the readers; never blocks.
+
+        Args:
+            event: is kept until it is read.
+            later: gets the readers that :func:`wake` is to wake, by their event loop; None wakes them now.
+        """
         self.events.put(event)
-        for wake in self.readers.copy():
-            wake()
+        for reader in self.readers.copy():
+            if reader.loop is None:
+                continue  # a thread that blocks on the queue needs no waking
+            if later is None:
+                wake(reader.loop, [reader])
+            else:
+                later.setdefault(reader.loop, []).append(reader)
 
     def read(self, waiting: Callable[[], None]) -> Event:
         """The next event; blocks until there is one.
@@ -88,18 +111,21 @@ class Call:
         if not self.events.empty():
             with suppress(Empty):  # another thread may read too
                 return self.events.get_nowait()
-        self.readers.append(_awake)
+        self.readers.append(_BLOCKED)
         try:
             waiting()
             return self.events.get()
         finally:
-            self.readers.remove(_awake)
+            self.readers.remove(_BLOCKED)
 
     async def awaited(self, waiting: Callable[[], None]) -> Event:
         """The next event, without blocking the event loop."""
+        with suppress(Empty):
+            return self.events.get_nowait()
         arrived = asyncio.Event()
-        wake = partial(_wake, asyncio.get_running_loop(), weakref.ref(arrived))
-        self.readers.append(wake)
+        # Not kept alive by the call: a coroutine that is dropped unfinished cancels its requests.
+        reader = Listener(asyncio.get_running_loop(), weakref.ref(arrived))
+        self.readers.append(reader)
         try:
             while True:
                 arrived.clear()
@@ -108,7 +134,7 @@ class Call:
                 waiting()
                 await arrived.wait()
         finally:
-            self.readers.remove(wake)
+            self.readers.remove(reader)
 
     def opened(self, event: Event) -> Progress | None:
         """Read an event: progress, or None if it has none.
@@ -158,13 +184,13 @@ class Call:
         ]
 
 
-def _awake() -> None:
-    """A reader that blocks on its queue needs no waking."""
+def wake(loop: asyncio.AbstractEventLoop, readers: Sequence[Listener]) -> None:
+    """Wake the coroutines of one event loop, with one call into it."""
+    with suppress(RuntimeError):  # the loop was closed, and its readers with it
+        loop.call_soon_threadsafe(_set, readers)
 
 
-def _wake(loop: asyncio.AbstractEventLoop, reference: weakref.ref[asyncio.Event]) -> None:
-    """Wake a coroutine without keeping it alive: a coroutine that is dropped unfinished cancels its requests."""
-    arrived = reference()
-    if arrived is not None:
-        with suppress(RuntimeError):  # the loop was closed, and its reader with it
-            loop.call_soon_threadsafe(arrived.set)
+def _set(readers: Sequence[Listener]) -> None:
+    for reader in readers:
+        if reader.arrived is not None and (arrived := reader.arrived()) is not None:
+            arrived.set()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from outrider.drafters.base import Committed, DraftContext, Drafter, DraftSequence
 from outrider.engine.guard import GuardedDrafter
 from outrider.engine.picker import DrawingPicker
+from outrider.errors import ConfigError
 from outrider.models.base import TargetOutput
 from outrider.requests.turn import Turn
 from outrider.tree import TokenTree, TreeBatch, root_only
@@ -18,18 +19,29 @@ class Drafting:
     """All drafters of an engine; the budget of a request says which one serves it in a round.
 
     Args:
-        drafters: the first serves requests unless the controller says otherwise.  Each observes every round, so a
-            request may move from one to another between two rounds.
+        drafters: by the name of their method; the first serves requests unless the controller says otherwise.  Each
+            observes every round, so a request may move from one to another between two rounds.
         draws: how the acceptance rule wants a distribution turned into proposals.
         vocabulary: token ids at or past this may not be drafted.
     """
 
     picker_type: type[DrawingPicker] = DrawingPicker
 
-    def __init__(self, drafters: Sequence[Drafter], draws: Draws, vocabulary: int) -> None:
-        self.drafters = [GuardedDrafter(drafter, vocabulary) for drafter in drafters]
+    def __init__(self, drafters: Mapping[str, Drafter], draws: Draws, vocabulary: int) -> None:
+        self.methods = tuple(drafters)
+        """Names of the loaded methods; a budget's ``drafter`` is an index of these."""
+        self.drafters = [GuardedDrafter(drafter, vocabulary) for drafter in drafters.values()]
         self.hidden_layers = tuple(sorted({layer for each in self.drafters for layer in each.needs.hidden_layers}))
         self._draws = draws
+
+    def check_loaded(self, name: str | None) -> None:
+        """Refuse the name of a method that is not loaded; None is the engine's own.
+
+        Raises:
+            ConfigError: listing the loaded ones.
+        """
+        if name is not None and name not in self.methods:
+            raise ConfigError(f"algorithm: {name!r} is not loaded in this engine, which has: {', '.join(self.methods)}")
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
         """How many of ``most`` reusable target rows a request may adopt: the least that any drafter allows."""
@@ -60,7 +72,7 @@ class Drafting:
                 causal = not self._draws.target_alone
                 context = DraftContext(tuple(_view(turn, causal) for turn in served), picker, causal)
                 for turn, tree in zip(served, drafter.propose(context), strict=True):
-                    turn.tree = tree
+                    turn.tree, turn.method = tree, self.methods[place]
 
     def observe(self, turns: Sequence[Turn], batch: TreeBatch, output: TargetOutput) -> None:
         """Pass the outcome of the round to every drafter."""
@@ -107,7 +119,9 @@ def _view(turn: Turn, causal: bool) -> DraftSequence:
         tokens=request.inputs,
         prompt_length=request.prompt_length,
         nodes=turn.budget.nodes,
-        depth=max(0, request.limit - request.wanted - 1),
+        depth=turn.most_depth,
         price=turn.budget.price,
+        prediction=request.prediction,
+        salt=request.salt,
         reads_others=not causal or request.params.seed is None,
     )

@@ -8,24 +8,26 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
-from outrider.config import SchedulerConfig
+from outrider.config import SchedulerConfig, SpeculationDefault
 from outrider.control.base import Controller, Observer
 from outrider.drafters.base import Drafter
 from outrider.engine.admission import admit
 from outrider.engine.drafting import Drafting
+from outrider.engine.grammar_drafts import MOST_FORCED, GrammarDrafts
 from outrider.engine.logprobs import prompt_logprobs, token_logprobs
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import RequestError
+from outrider.grammar import GrammarEnded
 from outrider.kv.pool import KVPool
 from outrider.kv.state import Kept
 from outrider.metrics import Clock, PhaseSeconds, RoundStats, RowKinds
-from outrider.models.base import TargetModel, TargetOutput, check_layers
+from outrider.models.base import Rollback, TargetModel, TargetOutput, check_layers
 from outrider.requests.request import Request, TokenLogprob
 from outrider.requests.stopping import FinishReason, Taken
 from outrider.requests.turn import Progress, Turn
@@ -49,7 +51,7 @@ class Engine:
         target: the model served.
         tokenizer: makes text and names end-of-sequence ids; None serves token ids alone.
         pool: pages for the target and for drafters that keep their own.
-        drafters: propose; the first serves requests unless the controller says otherwise.
+        drafters: propose, by the name of their method; the first serves requests unless the controller says otherwise.
         verifier: decides.
         config: row limits.
         controller: says how much each request drafts.
@@ -65,7 +67,7 @@ class Engine:
         target: TargetModel,
         tokenizer: Tokenizer | None,
         pool: KVPool,
-        drafters: Sequence[Drafter],
+        drafters: Mapping[str, Drafter],
         verifier: Verifier,
         config: SchedulerConfig,
         controller: Controller,
@@ -76,7 +78,9 @@ class Engine:
         self.drafting = Drafting(drafters, verifier.draws, vocabulary)
         check_layers(self.drafting.hidden_layers, target.layers)
         self.cache = pool.cache(TARGET, row_invariant=target.row_invariant)
-        self.scheduler = Scheduler(self.cache, config, controller.most_nodes, self.drafting)
+        forces = verifier.deterministic and target.rollback is not Rollback.NONE
+        self.grammar_drafts = GrammarDrafts(MOST_FORCED if forces else 0)
+        self.scheduler = Scheduler(self.cache, config, controller.most_nodes, self.drafting, self.grammar_drafts.most)
         self.clock, self.seconds = Clock(), PhaseSeconds()
         self.own_threads = target.own_threads
         self.observers: list[Observer] = []
@@ -136,6 +140,7 @@ class Engine:
             return
         with clock("draft"):
             self.drafting.propose(turns)
+            self.grammar_drafts.fit(turns)
             if self.verifier.draws.target_alone:
                 self.controller.prune(turns)
         with clock("pack"):
@@ -171,7 +176,7 @@ class Engine:
             verdict = self.verifier.accept(turn.tree, rows)
             if verdict.failed:
                 turn.error = rows.failures.get(verdict.last)
-            turn.taken, turn.stopper = request.stopper.take(verdict.tokens, failed=verdict.failed)
+            turn.taken, turn.stopper = request.stopper.take(verdict.tokens, failed=_ending(verdict, turn.error))
             turn.verdict = verdict.cut(turn.tree, turn.taken.count)
             if request.params.logprobs is not None:
                 turn.logprobs = self._of_output(turn.verdict, rows, request.params.logprobs)
@@ -237,6 +242,7 @@ class Engine:
         self, prompt: Sequence[int], params: SamplingParams, *, choice: int = 0, seed: int | None = None
     ) -> Request:
         """Queue one completion of a prompt; see :func:`outrider.engine.admission.admit` for arguments and errors."""
+        self.drafting.check_loaded(params.algorithm)
         self._submitted += 1
         request = admit(
             f"r{self._submitted}",
@@ -250,6 +256,15 @@ class Engine:
         )
         self.scheduler.add(request)
         return request
+
+    def set_speculation(self, default: SpeculationDefault) -> None:
+        """Say what requests do that leave their speculation open; safe between two rounds, and changes no text.
+
+        Raises:
+            ConfigError: it names a method that is not loaded.
+        """
+        self.drafting.check_loaded(default.algorithm)
+        self.controller.default = default
 
     def cancel(self, request: Request) -> None:
         """End a request before its next round; safe at any point, and for one that has ended."""
@@ -287,6 +302,13 @@ class Engine:
         """Let the drafters go of a request that has ended."""
         self.drafting.close(request.id)
         self.scheduler.forget(request)
+
+
+def _ending(verdict: Verdict, error: Exception | None) -> FinishReason | None:
+    """How a request ends that cannot go on; None if it can."""
+    if not verdict.failed:
+        return None
+    return FinishReason.STOP if isinstance(error, GrammarEnded) else FinishReason.ERROR
 
 
 def _asked(turns: Sequence[Turn], batch: TreeBatch) -> list[Asked]:

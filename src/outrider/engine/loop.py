@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 
-from outrider.engine.call import ADMITTED, END, Call, Event
+from outrider.engine.call import ADMITTED, END, Call, Event, Listener, wake
 from outrider.engine.engine import Engine
 from outrider.errors import RequestError
 from outrider.requests.request import Request
@@ -235,7 +235,10 @@ def _take_torch_threads(count: int) -> None:
 
 
 def send(events: list[tuple[Call, Event]]) -> None:
-    """Put every event into the queue of its call."""
+    """Put every event into the queue of its call, and wake each event loop once."""
+    loops: dict[asyncio.AbstractEventLoop, list[Listener]] = {}
     while events:
         call, event = events.pop(0)
-        call.put(event)
+        call.put(event, loops)
+    for loop, readers in loops.items():
+        wake(loop, readers)

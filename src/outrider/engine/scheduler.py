@@ -41,10 +41,14 @@ class Scheduler:
         config: row limits.
         most_nodes: most nodes a drafter's tree may have, anchor included.
         drafter: asked before rows are adopted, told of preemptions.
+        most_forced: most nodes that a grammar may add to a tree.
     """
 
-    def __init__(self, cache: PagedCache, config: SchedulerConfig, most_nodes: int, drafter: Follower) -> None:
-        self._cache, self._config, self._most_nodes, self._drafter = cache, config, most_nodes, drafter
+    def __init__(
+        self, cache: PagedCache, config: SchedulerConfig, most_nodes: int, drafter: Follower, most_forced: int
+    ) -> None:
+        self._cache, self._config, self._drafter = cache, config, drafter
+        self._most_nodes, self._most_forced = most_nodes, most_forced
         self._preempted = False
         """Whether this pass preempted a request; then it admits none."""
         self.waiting: deque[Request] = deque()
@@ -87,7 +91,7 @@ class Scheduler:
         turns: list[Turn] = []
         rows = self._config.max_rows
         for request in [request for request in self.running if request.pending == 1]:
-            if rows and self._join(turns, request, Turn(request, 0, self._most_nodes_of(request))):
+            if rows and self._join(turns, request, self._decoding_turn(request)):
                 rows -= 1
         self.draft_rows = min(self._spare_rows(), sum(turn.most_nodes - 1 for turn in turns))
         rows -= self.draft_rows
@@ -180,9 +184,12 @@ class Scheduler:
         reserved = min(self._config.prefill_chunk, self._config.max_rows // 2) if prompts else 0
         return max(0, self._config.max_rows - len(self.running) - reserved)
 
-    def _most_nodes_of(self, request: Request) -> int:
+    def _decoding_turn(self, request: Request) -> Turn:
         # Where one token is left, the anchor's row gives it.
-        return self._most_nodes if request.drafting and request.limit - request.wanted > 1 else 1
+        if request.most_nodes == 1 or request.limit - request.wanted <= 1:
+            return Turn(request, 0, 1)
+        forced = 0 if request.sampler.grammar is None else self._most_forced
+        return Turn(request, 0, min(self._most_nodes, request.most_nodes) + forced, forced)
 
     def _prompt_turn(self, request: Request, rows: int) -> Turn:
         pending = request.pending
@@ -236,6 +243,8 @@ class Scheduler:
         request.logprobs += turn.logprobs
         if turn.decodes:
             request.stats.add(verdict)
+            if turn.method is not None:
+                request.methods[turn.method] = request.methods.get(turn.method, 0) + 1
         if not request.times.first_token:
             request.times.first_token = time.perf_counter()
         request.inputs += verdict.tokens

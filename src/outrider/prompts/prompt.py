@@ -63,7 +63,7 @@ class Prompt:
             RequestError: the template refuses the conversation.
         """
         if self.messages and chat:
-            return tokenizer.encode(tokenizer.apply_chat_template(self.turns), add_special_tokens=False)
+            return tokenizer.encode_chat(self.turns)
         return tokenizer.encode("\n\n".join(turn["content"] for turn in self.turns))
 
 

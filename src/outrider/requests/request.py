@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -80,8 +81,12 @@ class Request:
     status: Status = Status.WAITING
     encoder_inputs: Sequence[int] | None = None
     """Token ids that an encoder reads before ``inputs`` are decoded; None for a model without one."""
-    drafting: bool = True
-    """False where the user wants plain decoding."""
+    most_nodes: int = sys.maxsize
+    """Most nodes of a draft tree that the user allows, anchor included; 1 is plain decoding."""
+    prediction: Sequence[int] = ()
+    """Token ids that the output probably resembles."""
+    methods: dict[str, int] = field(default_factory=dict)
+    """Decoding rounds in which each drafting method served the request."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     failure: Exception | None = None
@@ -130,6 +135,11 @@ class Request:
             return self.params.cache_salt
         read = hashlib.sha256(repr(tuple(self.encoder_inputs)).encode()).hexdigest()
         return f"{read} {self.params.cache_salt!r}"
+
+    @property
+    def method(self) -> str | None:
+        """The drafting method that served most rounds; None if none did."""
+        return max(self.methods, key=self.methods.__getitem__, default=None)
 
     @property
     def output_ids(self) -> list[int]:

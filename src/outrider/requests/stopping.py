@@ -66,12 +66,13 @@ class Stopper:
         self.reads_text = bool(params.stop)
         """Whether stop strings may end the output, not only tokens and their number."""
 
-    def take(self, tokens: Sequence[int], *, failed: bool = False) -> tuple[Taken, Stopper]:
+    def take(self, tokens: Sequence[int], *, failed: FinishReason | None = None) -> tuple[Taken, Stopper]:
         """Accept tokens up to the output's end.
 
         Args:
             tokens: what a round emitted, in order.
-            failed: whether the request cannot go on after them; an end before that is an end all the same.
+            failed: how the output ends if the request cannot go on after them; an end before that is an end all the
+                same.
 
         Returns:
             What the output takes, and the stopper of the next round.
@@ -88,7 +89,7 @@ class Stopper:
         taken, later = self.take((token,))
         return later if taken.finish_reason is None else None
 
-    def _advance(self, tokens: Sequence[int], failed: bool) -> Taken:
+    def _advance(self, tokens: Sequence[int], failed: FinishReason | None) -> Taken:
         shown: list[str] = []
         for index, token in enumerate(tokens):
             if self._count >= self._budget:
@@ -108,7 +109,7 @@ class Stopper:
             shown.append(self._release(delta))
         if self._count >= self._budget:
             return self._finish(len(tokens), shown, FinishReason.LENGTH)
-        return self._finish(len(tokens), shown, FinishReason.ERROR) if failed else Taken(len(tokens), "".join(shown))
+        return self._finish(len(tokens), shown, failed) if failed else Taken(len(tokens), "".join(shown))
 
     def _finish(self, count: int, shown: list[str], reason: FinishReason, stop: int | str | None = None) -> Taken:
         shown.append(self._held)

@@ -39,8 +39,12 @@ class Turn:
     most_nodes: int
     """Scheduler: most tree nodes that the request can use, anchor included; 0 where the pass does not reach the
     anchor, so that no token comes of it."""
+    most_forced: int = 0
+    """Scheduler: how many of these nodes only a grammar can use."""
     budget: Budget = PLAIN
     """Controller; the scheduler cuts it to the free pages."""
+    method: str | None = None
+    """Drafting: name of the method that serves the turn; None where nothing may be drafted."""
     tree: TokenTree | None = None
     """Drafter, pruned by the controller; None where the pass does not reach the anchor."""
     verdict: Verdict | None = None
@@ -69,6 +73,11 @@ class Turn:
     def reaches_anchor(self) -> bool:
         """Whether this pass yields a token."""
         return self.most_nodes > 0
+
+    @property
+    def most_depth(self) -> int:
+        """Maximum depth of a draft that can still become text."""
+        return max(0, self.request.limit - self.request.wanted - 1)
 
     @property
     def least_rows(self) -> int:

@@ -132,7 +132,9 @@ def check(rows: torch.Tensor) -> None:
     if bool(torch.isfinite(best).all()):
         return
     if bool((best == -torch.inf).any()):
-        raise RequestError("every token is banned; relax allowed_token_ids, bad_words, logit_bias or processors")
+        raise RequestError(
+            "every token is banned; relax allowed_token_ids, bad_words, logit_bias, grammar or processors"
+        )
     raise NumericsError(UNDEFINED)
 
 

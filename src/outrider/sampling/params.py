@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from outrider.errors import ConfigError
+from outrider.grammar import CompiledGrammar, Grammar
 from outrider.values import is_token_id, listed, plain
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ row that may emit a token, with that row's own history."""
 class SamplingParams:
     """How the tokens of one request are chosen, and where the output ends.
 
-    They apply in this order: allowed tokens, bad words, logit bias, minimum length, custom processors, penalties,
-    temperature, min_p, top_k, top_p.  Temperature 0 takes the best token; among equals, the lowest id.
+    They apply in this order: allowed tokens, bad words, logit bias, minimum length, custom processors, grammar,
+    penalties, temperature, min_p, top_k, top_p.  Temperature 0 takes the best token; among equals, the lowest id.
 
     Numbers may be scalars of numpy or torch.  A field given as None has its default.
 
@@ -73,8 +74,17 @@ class SamplingParams:
     """Number of completions per prompt."""
     processors: tuple[LogitsProcessor, ...] = ()
     """One function or several, (history, logits) → logits, called for every row that may emit a token."""
-    speculate: bool = True
-    """False decodes this request without drafts."""
+    grammar: Grammar | CompiledGrammar | None = None
+    """What the output must look like.  Where it is whole, the output ends: with an end token of the model, or, if none
+    is allowed (``ignore_eos``), at once.  ``min_tokens`` does not prolong a whole output; ``stop`` may cut it short."""
+    speculate: bool | None = None
+    """True drafts, False decodes without drafts; None, or ``auto``, does what the engine does by default."""
+    algorithm: str | None = None
+    """The drafting method, one of those that the engine has loaded; None is the engine's own."""
+    max_draft_tokens: int | None = None
+    """Maximum draft tokens per round; 0 decodes without drafts, None leaves it to the method."""
+    prediction: str | tuple[int, ...] | None = None
+    """A text or token ids that the output probably resembles, such as the file to edit; it changes only the speed."""
     cache_salt: str | None = None
     """Only requests with the same salt reuse each other's cached rows; None is shared by all that name none."""
 
@@ -95,6 +105,17 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the best token is taken, without randomness."""
         return self.temperature == 0.0
+
+    @property
+    def prediction_ids(self) -> tuple[int, ...]:
+        """The prediction as token ids.
+
+        Raises:
+            ConfigError: it is still text.
+        """
+        if isinstance(self.prediction, str):
+            raise ConfigError("prediction as text needs a tokenizer, which this model does not have; give token ids")
+        return self.prediction or ()
 
     @property
     def bad_word_ids(self) -> tuple[tuple[int, ...], ...]:
@@ -134,9 +155,17 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("logprobs", 0, 1024),
     ("prompt_logprobs", 0, 1024),
     ("n", 1, 4096),
+    ("max_draft_tokens", 0, _INFINITY),
 )
-_OPTIONAL = frozenset({"allowed_token_ids", "max_tokens", "seed", "logprobs", "prompt_logprobs", "cache_salt"})
-_WHOLE = frozenset({"top_k", "min_tokens", "max_tokens", "seed", "logprobs", "prompt_logprobs", "n"})
+_OPTIONAL = frozenset(
+    {
+        *("allowed_token_ids", "max_tokens", "seed", "logprobs", "prompt_logprobs", "cache_salt"),
+        *("grammar", "speculate", "algorithm", "max_draft_tokens", "prediction"),
+    }
+)
+_WHOLE = frozenset(
+    {"top_k", "min_tokens", "max_tokens", "seed", "logprobs", "prompt_logprobs", "n", "max_draft_tokens"}
+)
 
 
 def _default(item: Any) -> Any:
@@ -170,6 +199,29 @@ def _read_switch(name: str, value: Any) -> bool:
     return value
 
 
+def _read_prediction(name: str, value: Any) -> str | tuple[Any, ...]:
+    if isinstance(value, str):
+        return value
+    try:
+        return tuple(listed(value))
+    except TypeError:
+        raise ConfigError(f"{name} must be a text or token ids, not {value!r}") from None
+
+
+def _read_speculate(name: str, value: Any) -> bool | None:
+    if isinstance(value, str) and value == "auto":
+        return None
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True, False, or None for the engine's default, not {value!r}")
+    return value
+
+
+def _read_algorithm(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{name} must be the name of a drafting method, or None for the engine's own, not {value!r}")
+    return value.lower().replace("-", "_")
+
+
 def _read_salt(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigError(f"{name} must be a text that is not empty, or None, not {value!r}")
@@ -198,6 +250,12 @@ def _read_biases(name: str, value: Any) -> dict[int, float]:
     return biases
 
 
+def _read_grammar(name: str, value: Any) -> Grammar | CompiledGrammar:
+    if not isinstance(value, (Grammar, CompiledGrammar)):
+        raise ConfigError(f"{name} must be a Grammar, such as Grammar.regex(…), not {type(value).__name__}")
+    return value
+
+
 _READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "top_k": _read_top_k,
     "logit_bias": _read_biases,
@@ -206,9 +264,12 @@ _READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "stop": _read_items,
     "stop_token_ids": _read_items,
     "processors": _read_items,
+    "grammar": _read_grammar,
     "ignore_eos": _read_switch,
     "skip_special_tokens": _read_switch,
-    "speculate": _read_switch,
+    "speculate": _read_speculate,
+    "algorithm": _read_algorithm,
+    "prediction": _read_prediction,
     "cache_salt": _read_salt,
 }
 """Conversions of fields that accept several types."""
@@ -244,6 +305,7 @@ def _check_contents(params: SamplingParams) -> None:
     named: dict[str, Sequence[Any]] = {
         "stop_token_ids": params.stop_token_ids,
         "allowed_token_ids": params.allowed_token_ids or (),
+        "prediction": () if isinstance(params.prediction, str) else params.prediction or (),
         "bad_words": [token for word in params.bad_words if not isinstance(word, str) for token in word],
     }
     for name, tokens in named.items():
@@ -253,7 +315,7 @@ def _check_contents(params: SamplingParams) -> None:
 
 
 def check_token_ids(params: SamplingParams, vocabulary: int) -> None:
-    """Refuse parameters with a token id that the model does not have; bad words must be token ids already.
+    """Refuse parameters with a token id that the model does not have; all texts must be token ids already.
 
     Raises:
         ConfigError: naming the field, the id and the vocabulary's size.
@@ -263,6 +325,7 @@ def check_token_ids(params: SamplingParams, vocabulary: int) -> None:
         ("stop_token_ids", params.stop_token_ids),
         ("allowed_token_ids", params.allowed_token_ids or ()),
         ("bad_words", tuple(token for word in params.bad_word_ids for token in word)),
+        ("prediction", params.prediction_ids),
     )
     for name, ids in named:
         for token in ids:

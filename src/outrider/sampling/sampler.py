@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, overload
 import torch
 
 from outrider.errors import NumericsError, RequestError
+from outrider.grammar import FREE, Allowed, GrammarEnded, GrammarState, compiled
 from outrider.law import Laws
 from outrider.sampling.best import ChoiceNoise, best_scores, check, survivors
 from outrider.sampling.distribution import KEEP_ALL, Truncation, softmax, undefined
@@ -75,6 +76,12 @@ class RequestSampler:
         self.params, self.seed, self.choice, self.vocabulary = params, seed, choice, vocabulary
         self._committed, self._prompt_length = committed, prompt_length
         self._end_ids = torch.tensor(sorted(end_ids), dtype=torch.int64)
+        self.grammar = (
+            None
+            if params.grammar is None
+            else GrammarState(compiled(params.grammar), committed, prompt_length, vocabulary, self._end_ids.tolist())
+        )
+        """Where the output stands in its grammar; None allows everything."""
         self._bias_ids = torch.tensor(sorted(params.logit_bias), dtype=torch.int64)
         self._bias = torch.tensor([params.logit_bias[int(i)] for i in self._bias_ids], dtype=torch.float32)
         self._bad_words = params.bad_word_ids
@@ -87,6 +94,7 @@ class RequestSampler:
             or self._bad_words
             or params.allowed_token_ids is not None
             or params.processors
+            or self.grammar is not None
             or (params.min_tokens > 0 and len(self._end_ids))
         )
         """Whether anything changes the logits before the temperature."""
@@ -168,6 +176,7 @@ class RequestSampler:
 
     def _adjust(self, row: torch.Tensor, path: Path) -> torch.Tensor:
         params, device = self.params, row.device
+        grammar = FREE if self.grammar is None else self.grammar.allowed(path)
         if params.allowed_token_ids is not None:
             allowed = torch.tensor(params.allowed_token_ids, device=device)
             row = torch.full_like(row, -torch.inf).index_copy(0, allowed, row[allowed])
@@ -177,10 +186,11 @@ class RequestSampler:
                 row[word[-1]] = -torch.inf
         if len(self._bias_ids):
             row[self._bias_ids.to(device)] += self._bias.to(device)
-        if len(history) - self._prompt_length < params.min_tokens:
+        if len(history) - self._prompt_length < params.min_tokens and not grammar.complete:
             row[self._end_ids.to(device)] = -torch.inf
         for processor in params.processors:
             row = _processed(processor, history, row)
+        row = _within(grammar, row)
         if self._counts is not None:
             row = self._counts.penalise(row, path, params)
         return row
@@ -277,6 +287,16 @@ class _TokenCounts:
         repeated = torch.where(row > 0, row / factor, row * factor)
         row = torch.where(seen, repeated, row)
         return row - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+
+
+def _within(grammar: Allowed, row: torch.Tensor) -> torch.Tensor:
+    """Ban what a grammar does not allow; GrammarEnded if the output is whole and nothing may end it."""
+    if grammar.banned is None:
+        return row
+    row = row.masked_fill(grammar.banned.to(row.device), -torch.inf)
+    if grammar.complete and bool((row == -torch.inf).all()):
+        raise GrammarEnded("the grammar has ended")
+    return row
 
 
 def _processed(processor: LogitsProcessor, history: History, row: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ def usage(groups: Sequence[Sequence[Request]], algorithm: str, *, predicts: bool
 
     Args:
         groups: the requests of each prompt.
-        algorithm: the method that drafted.
+        algorithm: the server's own method, for requests that no method has served.
         predicts: whether the client gave a prediction, so that its drafts are counted as OpenAI does.
         reasoning: tokens of reasoning.
     """
@@ -36,14 +36,14 @@ def usage(groups: Sequence[Sequence[Request]], algorithm: str, *, predicts: bool
             rejected_prediction_tokens=drafted - accepted if predicts else 0,
         ),
         speculation=SpeculationUsage(
-            algorithm=algorithm,
+            algorithm=requests[0].method or algorithm,
             rounds=stats.rounds,
             drafted=drafted,
             tested=tested,
             accepted=accepted,
             acceptance_rate=round(stats.acceptance_rate, 4),
             accepted_length=round(stats.mean_accepted_length, 4),
-            forced=0,
+            forced=stats.forced,
         ),
     )
 

@@ -14,11 +14,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from outrider.server import chat, completions, failures
+from outrider.server.board import Board
 from outrider.server.bodies import BodyRoute
 from outrider.server.desk import Desk
 from outrider.server.exchange import Exchange
 from outrider.server.failures import Refusal, draining, refusal_of
 from outrider.server.limits import Gate
+from outrider.server.routes.admin import add_admin
+from outrider.server.routes.board import add_board
+from outrider.server.routes.page import add_page
 from outrider.server.sse import DONE, EventStream, event, gone
 from outrider.server.wire.chat import ChatAnswer, ChatRequest
 from outrider.server.wire.completions import CompletionAnswer, CompletionRequest
@@ -69,6 +73,9 @@ def make_app(desk: Desk) -> FastAPI:
     _add_models(app, desk)
     _add_tokens(app, desk)
     _add_health(app, desk)
+    add_board(app, Board(desk))
+    add_page(app)
+    add_admin(app, desk.llm)
     for path, what in _NOT_SERVED.items():
         app.add_api_route(path, partial(_refuse, what), methods=["POST", "GET"], include_in_schema=False)
     app.add_middleware(Gate, settings=desk.settings)
@@ -169,7 +176,7 @@ def _add_models(app: FastAPI, desk: Desk) -> None:
             max_model_len=target.context_length,
             backend=target.backend,
             algorithm=desk.algorithm,
-            algorithms=[desk.algorithm],
+            algorithms=list(desk.algorithms),
         )
         for name in desk.names
     ]

@@ -10,7 +10,7 @@ from outrider.requests.request import Request, TokenLogprob
 from outrider.requests.stopping import TokenStream
 from outrider.server.exchange import FINISH, Exchange, Step
 from outrider.server.logprobs import Offsets, of_prompt
-from outrider.server.sse import DONE, event
+from outrider.server.sse import DONE, ChunkEvents, event
 from outrider.server.wire.completions import CompletionAnswer, CompletionChoice, CompletionLogprobs
 
 
@@ -32,9 +32,7 @@ async def answer(exchange: Exchange, echoes: Sequence[str]) -> CompletionAnswer:
         for index, (request, choice, echo) in enumerate(zip(exchange.requests, choices, texts, strict=True))
     ]
     return CompletionAnswer(
-        id=exchange.id,
-        created=exchange.created,
-        model=exchange.model,
+        **exchange.head,
         choices=made,
         usage=exchange.usage,
         timings=exchange.timings,
@@ -99,6 +97,7 @@ class _CompletionWriter:
 
     def __init__(self, exchange: Exchange, request: Request, echo: str) -> None:
         self._exchange, self._request, self._echo = exchange, request, echo
+        self._quick = ChunkEvents(CompletionAnswer(**exchange.head, choices=[]))
         start = 0 if _echoes(request) else len(echo)
         self._offsets = Offsets(exchange.tokenizer, _whole(exchange, request), start)
 
@@ -108,8 +107,11 @@ class _CompletionWriter:
         text = echo + step.text
         if not (text or step.logprobs or step.ended):
             return None
+        if step.text_alone and not self._exchange.wishes.continuous_usage:
+            choice = {"index": step.place, "text": text, "logprobs": None, "finish_reason": None}
+            return self._quick.event(choice)
         reason = step.request.finish_reason if step.ended else None
-        choice = CompletionChoice(
+        whole = CompletionChoice(
             index=step.place,
             text=text,
             logprobs=self._logprobs(step, echo),
@@ -118,7 +120,7 @@ class _CompletionWriter:
             seed=step.request.seed if step.ended else None,
             pieces=step.pieces if step.pieces is None or not echo else [(echo, False), *step.pieces],
         )
-        return _event(self._exchange, [choice])
+        return _event(self._exchange, [whole])
 
     def _logprobs(self, step: Step, echo: str) -> CompletionLogprobs | None:
         if step.logprobs is None:
@@ -133,7 +135,5 @@ class _CompletionWriter:
 def _event(exchange: Exchange, choices: Sequence[CompletionChoice], **more: Any) -> bytes:
     if exchange.wishes.continuous_usage:
         more.setdefault("usage", exchange.usage)
-    chunk = CompletionAnswer(
-        id=exchange.id, created=exchange.created, model=exchange.model, choices=list(choices), **more
-    )
+    chunk = CompletionAnswer(**exchange.head, choices=list(choices), **more)
     return event(chunk.model_dump_json())

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -85,6 +86,12 @@ class Ticket:
         self._driver.cancel(self.call)
 
 
+def _fingerprint(llm: LLM) -> str:
+    target = llm.engine.target
+    facts = (version("outrider"), llm.name, target.backend, str(target.device), llm.verifier.name)
+    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+
 async def _harmless(work: Awaitable[_Result]) -> _Result:
     """Wait for the engine; what a round raised ends the request, and not the event loop."""
     try:
@@ -106,12 +113,17 @@ class Desk:
         self.names = settings.served_names or (Path(llm.name).name,)
         """Names of the model for clients."""
         self.algorithm = llm.drafter_config.method
+        """The server's own drafting method."""
+        self.algorithms = llm.engine.drafting.methods
+        """All that are loaded."""
         self.max_running = llm.engine.scheduler.max_running
         self.watcher: Watcher = _Unwatched()
         self.draining = False
         self.open = 0
         """Requests that have not ended."""
         self.since = int(time.time())
+        self.fingerprint = _fingerprint(llm)
+        """Equal seeds give equal texts as long as it is the same."""
         self._tickets: set[Ticket] = set()
         self._empty = asyncio.Event()
         self._empty.set()

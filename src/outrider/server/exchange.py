@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from outrider.completion import Choice
 from outrider.models.files.tokenizer import Tokenizer
@@ -33,6 +33,11 @@ class Step(NamedTuple):
     tokens: Sequence[int]
     ended: bool
 
+    @property
+    def text_alone(self) -> bool:
+        """Whether there is nothing to tell but the text."""
+        return not self.ended and self.logprobs is None and self.pieces is None
+
 
 class Exchange:
     """Follows one request's call.
@@ -49,6 +54,16 @@ class Exchange:
         self.reasoning = 0
         """Tokens of reasoning."""
         self.groups: list[list[Request]] = []
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """What an answer and all chunks of a stream begin with."""
+        return {
+            "id": self.id,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.desk.fingerprint,
+        }
 
     @property
     def requests(self) -> list[Request]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from outrider.errors import ConfigError, OutriderError, RequestError
+from outrider.server.invalid import complaint
 from outrider.server.wire.chat import ChatRequest
 from outrider.server.wire.completions import CompletionRequest
 from outrider.server.wire.shared import ErrorBody, ErrorDetail
@@ -26,9 +27,10 @@ _TYPES: Final = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
-_FIELDS: Final = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
-_MOST_ERRORS: Final = 3
 _TOO_LONG: Final = "context_length_exceeded"
+_FIELDS: Final = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
+_WITHIN: Final = dict.fromkeys(("speculate", "algorithm", "max_draft_tokens"), "speculation")
+"""Sampling parameters that are fields of a field."""
 
 
 @dataclass(eq=False)
@@ -64,7 +66,8 @@ def refusal_of(error: BaseException) -> Refusal:
         return error
     if isinstance(error, (ConfigError, RequestError)):
         said = str(error)
-        name = said.split(maxsplit=1)[0] if said else ""
+        name = said.split(maxsplit=1)[0].rstrip(":") if said else ""
+        name = _WITHIN.get(name, name)
         code = _TOO_LONG if "but the context holds" in said else None
         param = "messages" if code else next((part for part in (name,) if part in _FIELDS), None)
         return Refusal(400, said, param, code)
@@ -72,23 +75,6 @@ def refusal_of(error: BaseException) -> Refusal:
         return Refusal(500, str(error))
     _log.error("a request failed with %s", type(error).__name__, exc_info=error)
     return Refusal(500, "the server failed on this request; its log says why")
-
-
-def _of_validation(error: RequestValidationError) -> Refusal:
-    """Name the wrong fields.  A union reports every alternative; what the client meant is the longest path."""
-    errors: Sequence[Mapping[str, Any]] = error.errors()
-    if any(item["type"] == "json_invalid" for item in errors):
-        return Refusal(400, "the body is not valid JSON")
-    if any(len(item["loc"]) == 1 and item["type"] != "value_error" for item in errors):
-        return Refusal(400, "the body must be a JSON object, with the header Content-Type: application/json")
-    told: dict[str, str] = {}
-    for item in errors:
-        path = [str(part) for part in item["loc"][1:]]
-        name = ".".join(path) or "body"
-        unknown = item["type"] == "extra_forbidden"
-        told.setdefault(name, f"there is no field {name}" if unknown else f"{name}: {item['msg']}")
-    first = next(iter(told)).split(".")[0]
-    return Refusal(400, "; ".join(list(told.values())[:_MOST_ERRORS]), None if first == "body" else first)
 
 
 def install(app: FastAPI) -> None:
@@ -102,7 +88,8 @@ def install(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return _of_validation(error).response()
+        told = complaint(error.errors(), error.body)
+        return Refusal(400, told.message, told.param, told.code).response()
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -42,25 +42,36 @@ class Offsets:
 
     def read(self, tokens: Sequence[int], found: Sequence[TokenLogprob | None]) -> CompletionLogprobs:
         """The next tokens' log-probabilities; None for a token that has none, the first of a prompt."""
-        text = self._tokenizer.token_text
         offsets = []
         for token in tokens:
             offsets.append(self._place)
             self._place += len(self._stream.push(token))
         return CompletionLogprobs(
-            tokens=[text(token) for token in tokens],
+            tokens=[_spelling(self._tokenizer, token) for token in tokens],
             token_logprobs=[None if item is None else item.logprob for item in found],
             top_logprobs=[None if item is None else self._top(item) for item in found],
             text_offset=offsets,
         )
 
     def _top(self, item: TokenLogprob) -> dict[str, float]:
-        """The best tokens and the chosen one; of tokens with equal text, the better."""
+        """The best tokens and the chosen one."""
         ranked = [*item.top, (item.token_id, item.logprob)]
         best: dict[str, float] = {}
         for token, logprob in ranked:
-            best.setdefault(self._tokenizer.token_text(token), logprob)
+            best.setdefault(_spelling(self._tokenizer, token), logprob)
         return best
+
+
+def _spelling(tokenizer: Tokenizer, token: int) -> str:
+    r"""A token's text; of a token that is no text by itself, its bytes as OpenAI writes them: ``bytes:\xf0\x9f``.
+
+    Two tokens then have one name only if they are the same bytes.
+    """
+    spelled = tokenizer.token_bytes(token)
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
 
 
 def of_prompt(tokenizer: Tokenizer, found: Sequence[TokenLogprob | None]) -> list[dict[str, Any] | None]:

@@ -5,20 +5,39 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Final
+from typing import Any, Final
 
+from pydantic import BaseModel
+from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 DONE: Final = b"data: [DONE]\n\n"
 _PING: Final = b": still here\n\n"
 _PING_SECONDS: Final = 15.0
+_CHOICES: Final = b'"choices":['
+_NO_CHOICES: Final = _CHOICES + b"]}"
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 def event(data: str) -> bytes:
     """One event."""
     return b"data: " + data.encode() + b"\n\n"
+
+
+class ChunkEvents:
+    """Writes a stream's chunks; what they have in common is written once, for there is one for each round and answer.
+
+    Args:
+        empty: a chunk without choices.
+    """
+
+    def __init__(self, empty: BaseModel) -> None:
+        self._head = b"data: " + empty.model_dump_json().encode().removesuffix(_NO_CHOICES) + _CHOICES
+
+    def event(self, choice: Mapping[str, Any]) -> bytes:
+        """A chunk with one choice, given as JSON values."""
+        return self._head + to_json(choice) + b"]}\n\n"
 
 
 class EventStream(Response):

@@ -45,15 +45,17 @@ class Verdict:
     """1 at each depth of the accepted path."""
     failed: bool = False
     """Whether the row after the path is unreadable, so there is no bonus token."""
+    forced: int = 0
+    """Accepted nodes that a grammar forced; they are left out of ``drafted``, ``tested`` and ``accepted``."""
 
     @classmethod
     def of(cls, tree: TokenTree, path: Sequence[int], bonus: int) -> Verdict:
         """Accept a path and emit the bonus token after it; ``ERROR`` as the bonus emits none."""
         failed = bonus == ERROR
         tokens = (*(tree.tokens[node] for node in path), *(() if failed else (bonus,)))
-        drafted, tested, accepted = _counts(tree, path)
+        drafted, tested, accepted, forced = _counts(tree, path)
         # Drafts after an unreadable row are not tested.
-        return cls(tuple(path), tokens, drafted, tested[: len(path)] if failed else tested, accepted, failed)
+        return cls(tuple(path), tokens, drafted, tested[: len(path)] if failed else tested, accepted, failed, forced)
 
     @classmethod
     def nothing(cls) -> Verdict:
@@ -70,20 +72,23 @@ class Verdict:
         if emitted >= len(self.tokens):
             return self
         path = self.path[:emitted]
-        drafted, tested, accepted = _counts(tree, path)
-        return Verdict(path, self.tokens[:emitted], drafted, tested[:emitted], accepted)
+        drafted, tested, accepted, forced = _counts(tree, path)
+        return Verdict(path, self.tokens[:emitted], drafted, tested[:emitted], accepted, forced=forced)
 
 
-def _counts(tree: TokenTree, path: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Nodes by depth, and what the path tested and accepted."""
+def _counts(tree: TokenTree, path: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
+    """Nodes by depth, what the path tested and accepted, and how many of its nodes were forced, which do not count."""
+    forced = tree.forced
+    accepted = len(path) - sum(node in forced for node in path) if forced else len(path)
     if tree.is_chain:
-        drafts = len(tree) - 1
-        return (1,) * drafts, (1,) * min(len(path) + 1, drafts), (1,) * len(path)
-    drafted = [0] * max(tree.depths)
-    for depth in tree.depths[1:]:
+        drafts = len(tree) - 1 - len(forced)
+        return (1,) * drafts, (1,) * min(accepted + 1, drafts), (1,) * accepted, len(path) - accepted
+    depths = [depth for node, depth in enumerate(tree.depths) if node not in forced]
+    drafted = [0] * max(depths)
+    for depth in depths[1:]:
         drafted[depth - 1] += 1
-    tested = [1 for node in (0, *path) if tree.children[node]]
-    return tuple(drafted), tuple(tested), (1,) * len(path)
+    tested = [1 for node in (0, *path) if not forced.issuperset(tree.children[node])]
+    return tuple(drafted), tuple(tested), (1,) * accepted, len(path) - accepted
 
 
 class Dice(Protocol):

@@ -11,9 +11,12 @@ from typing import Any, Literal, Protocol
 
 import tokenizers
 
-from outrider.errors import RequestError
+from outrider.errors import OutriderError, RequestError
+from outrider.grammar import GrammarCompiler
 from outrider.models.files.chat_template import ChatTemplate, Message
+from outrider.models.files.encoding import ids_of, text_of
 from outrider.models.files.hf_tokenizer import Template
+from outrider.models.files.literal_text import LiteralText, Told
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -77,23 +80,65 @@ class Tokenizer:
         Raises:
             RequestError: the text holds half a surrogate pair, which is no character.
         """
+        _check_unicode(text)
+        return ids_of(self.backend, text, add_special_tokens=add_special_tokens)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool | str = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Write a conversation with the chat template and convert it to ids.
+
+        Only the template's own special tokens become their ids.  Their spellings in users' strings stay text: in
+        messages, in tools given as dicts, and in ``template_kwargs`` other than the model's named special tokens.
+
+        Arguments and errors are those of :meth:`apply_chat_template`.
+
+        Raises:
+            RequestError: also if a text cannot be told from special tokens.
+        """
+        named = {name: value for name, value in (template_kwargs or {}).items() if name in self.special_tokens}
+        values = {name: value for name, value in (template_kwargs or {}).items() if name not in named}
+        given = Told(messages, tools, values)
+        told = self.literal_text.mark(given, _joined(self.chat_template))
         try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"the text is not valid Unicode: half a surrogate pair at character {error.start}; was it read from "
-                "bytes that are not UTF-8?"
-            ) from None
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            text = self.apply_chat_template(
+                told.messages,
+                tools=told.tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template_kwargs={**told.values, **named},
+            )
+        except OutriderError as error:
+            raise type(error)(LiteralText.without_marks(str(error))) from error
+        if told is given:
+            return self.encode(text, add_special_tokens=False)
+        _check_unicode(text)
+        return self.literal_text.encode(text)
+
+    @cached_property
+    def literal_text(self) -> LiteralText:
+        """What keeps spellings of special tokens in users' strings text."""
+        return LiteralText(self.backend)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Convert ids to text; ids past the vocabulary (padding rows of the model) add nothing."""
-        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text_of(self.backend, ids, skip_special_tokens=skip_special_tokens)
 
     def stream(self, skip_special_tokens: bool = True) -> DetokenizerStream:
         """Start an incremental `decode`."""
         kind = _ByteStream if self._byte_level else _WindowStream
         return kind(self, self.special_ids if skip_special_tokens else frozenset())
+
+    @property
+    def template_text(self) -> str:
+        """The chat templates as one text, for those who look for what they write; empty if there is none."""
+        return _joined(self.chat_template)
 
     @cached_property
     def vocabulary(self) -> dict[int, str]:
@@ -106,9 +151,19 @@ class Tokenizer:
         return max(self.vocabulary, default=-1) + 1
 
     @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles grammars for this vocabulary."""
+        return GrammarCompiler(self)
+
+    @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids that `skip_special_tokens` removes."""
-        return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
+        return frozenset(self.special_spellings.values())
+
+    @cached_property
+    def special_spellings(self) -> dict[str, int]:
+        """The same ids by the tokens' spellings."""
+        return {token.content: i for i, token in self.backend.get_added_tokens_decoder().items() if token.special}
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of a token inside a text; b"" for an id that is not in the vocabulary."""
@@ -192,6 +247,21 @@ class Tokenizer:
                 difference = f"id {token_id} is {mine!r} in {self.name} and {theirs!r} in {other.name}"
                 return VocabularyMatch("different", token_id, f"{sizes}; {difference}")
         return VocabularyMatch("padded", common, f"{sizes}; the first {common} are the same")
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the text is not valid Unicode: half a surrogate pair at character {error.start}; was it read from "
+            "bytes that are not UTF-8?"
+        ) from None
+
+
+def _joined(template: Template | None) -> str:
+    """The text of all of a model's templates."""
+    return "\n".join(template.values()) if isinstance(template, dict) else template or ""
 
 
 class _ByteStream:

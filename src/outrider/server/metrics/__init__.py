@@ -6,7 +6,7 @@
 
 from outrider.server.metrics.exposition import Exposition
 from outrider.server.metrics.facts import ServerFacts
-from outrider.server.metrics.requests import RequestMetrics, RequestTimes
+from outrider.server.metrics.requests import RequestMetrics
 from outrider.server.metrics.rounds import RecentFigures, RoundFigures, RoundTotals
 from outrider.server.metrics.stats import stats_of
 
@@ -14,7 +14,6 @@ __all__ = [
     "Exposition",
     "RecentFigures",
     "RequestMetrics",
-    "RequestTimes",
     "RoundFigures",
     "RoundTotals",
     "ServerFacts",

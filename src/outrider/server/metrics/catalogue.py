@@ -153,7 +153,7 @@ GAUGES: Final = (
     Metric(
         "outrider:draft_budget",
         "Draft rows granted per request and round in the last minute, by running requests (the most of the bucket).",
-        _by_bound(lambda recent: recent.granted),
+        _by_bound(lambda recent: recent.budget),
         _RUNNING,
     ),
     Metric(

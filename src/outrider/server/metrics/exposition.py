@@ -1,4 +1,4 @@
-"""The answer to ``GET /metrics``: all metrics in the text format of Prometheus or OpenMetrics."""
+"""The answer to ``GET /metrics``: all metrics in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as Family
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
 from outrider.server.metrics.catalogue import COUNTERS, GAUGES, Metric, Reading
@@ -33,16 +33,16 @@ class Exposition(Collector):
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
-    def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The answer and its content type.
+    def render(self) -> tuple[bytes, str]:
+        """The answer and its content type, whatever the scraper would accept.
 
-        Args:
-            accept: the scraper's ``Accept`` header.
+        It is always the text format, which every scraper reads.  In the OpenMetrics format the library may write
+        ``vllm_`` for ``vllm:``, and dashboards would find nothing.
         """
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
 
     def collect(self) -> Iterator[Family]:
+        """All metrics with their present values."""
         reading = self.reading()
         for metric in GAUGES:
             yield _filled(GaugeMetricFamily(metric.name, metric.text, labels=[MODEL, *metric.labels]), metric, reading)

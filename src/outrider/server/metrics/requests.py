@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Sized
+from typing import Final, Protocol
+from weakref import WeakKeyDictionary
 
 from prometheus_client import Histogram
 
@@ -27,17 +28,81 @@ MODEL: Final = "model_name"
 """Label of every metric: the name that the model is served under."""
 
 
+class Moments(Protocol):
+    """When a request reached each stage, by ``time.perf_counter``; 0 where it has not."""
+
+    @property
+    def queued(self) -> float:
+        """When it was queued."""
+        ...
+
+    @property
+    def admitted(self) -> float:
+        """When it first got pages."""
+        ...
+
+    @property
+    def first_token(self) -> float:
+        """When its first token was committed."""
+        ...
+
+    @property
+    def ended(self) -> float:
+        """When its output ended."""
+        ...
+
+
+class TimedRequest(Protocol):
+    """The part of :class:`outrider.requests.request.Request` that latencies and sizes come from."""
+
+    @property
+    def times(self) -> Moments:
+        """When it reached each stage."""
+        ...
+
+    @property
+    def inputs(self) -> Sized:
+        """Prompt and output."""
+        ...
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        ...
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the output ended."""
+        ...
+
+
+class TimedProgress(Protocol):
+    """The part of :class:`outrider.requests.turn.Progress` that latencies come from."""
+
+    @property
+    def request(self) -> TimedRequest:
+        """The request."""
+        ...
+
+    @property
+    def tokens(self) -> Sized:
+        """What a round gave it."""
+        ...
+
+
 class RequestMetrics:
     """Histograms of requests and counts of answers.
 
     Args:
         model: the name that the model is served under.
         longest: most tokens that prompt and output may have together.
-        clock: seconds, the same as that of :class:`outrider.server.metrics.rounds.RoundTotals`.
+        clock: seconds.
     """
 
-    def __init__(self, model: str, longest: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
+    def __init__(self, model: str, longest: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._last: WeakKeyDictionary[TimedRequest, float] = WeakKeyDictionary()
+        """When the latest tokens of a streaming request came."""
 
         def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
             made = Histogram(name, text, [MODEL], registry=None, buckets=bounds)
@@ -48,11 +113,11 @@ class RequestMetrics:
         sizes = tuple(_one_two_five(longest))
         self.queue = histogram(
             "vllm:request_queue_time_seconds",
-            "Seconds from a request's arrival to the start of its first round.",
+            "Seconds that a request waited in the queue before it first got pages.",
             _REQUEST,
         )
         self.first_token = histogram(
-            "vllm:time_to_first_token_seconds", "Seconds from a request's arrival to its first token.", _FIRST_TOKEN
+            "vllm:time_to_first_token_seconds", "Seconds from queueing a request to its first token.", _FIRST_TOKEN
         )
         self.inter_token = histogram(
             "vllm:inter_token_latency_seconds",
@@ -70,7 +135,7 @@ class RequestMetrics:
             _PER_TOKEN,
         )
         self.total = histogram(
-            "vllm:e2e_request_latency_seconds", "Seconds from a request's arrival to its end.", _REQUEST
+            "vllm:e2e_request_latency_seconds", "Seconds from queueing a request to its end.", _REQUEST
         )
         self.prompt_tokens = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", sizes)
         self.output_tokens = histogram("vllm:request_generation_tokens", "Output tokens of a request.", sizes)
@@ -84,13 +149,37 @@ class RequestMetrics:
         """All histograms."""
         return iter(self._families)
 
-    def begin(self, arrived: float | None = None) -> RequestTimes:
-        """Start the clock of one request.
+    def progressed(self, item: TimedProgress) -> None:
+        """Note the tokens that a round gave a streaming request."""
+        if not item.tokens:
+            return
+        request, now = item.request, self._clock()
+        last = self._last.get(request)
+        if last is None:
+            self._first_token(request)
+        else:
+            self.inter_token.observe(now - last)
+            self.time_per_output_token.observe(now - last)
+        self._last[request] = now
 
-        Args:
-            arrived: when it arrived, by ``clock``; None is now.
-        """
-        return RequestTimes(self, self.clock() if arrived is None else arrived)
+    def ended(self, request: TimedRequest) -> None:
+        """Note that a request has ended, streaming or not; only complete outputs count as whole requests."""
+        times = request.times
+        if request not in self._last and times.first_token:
+            self._first_token(request)
+        if times.admitted:
+            self.queue.observe(times.admitted - times.queued)
+        if request.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            return
+        tokens = len(request.inputs) - request.prompt_length
+        self.total.observe(times.ended - times.queued)
+        self.prompt_tokens.observe(request.prompt_length)
+        self.output_tokens.observe(tokens)
+        if tokens > 1:
+            self.per_output_token.observe((times.ended - times.first_token) / (tokens - 1))
+
+    def _first_token(self, request: TimedRequest) -> None:
+        self.first_token.observe(request.times.first_token - request.times.queued)
 
     def answered(self, method: str, route: str, status: int) -> None:
         """Count an HTTP answer.
@@ -106,76 +195,6 @@ class RequestMetrics:
     def refused(self, code: str) -> None:
         """Count a request that was refused before it reached the engine, by the error's code."""
         self.refusals[code] += 1
-
-
-class RequestTimes:
-    """When things happened to one request; each of the ``n`` outputs has its own.
-
-    Args:
-        metrics: what to observe in.
-        arrived: when the request arrived, by the clock of ``metrics``.
-    """
-
-    def __init__(self, metrics: RequestMetrics, arrived: float) -> None:
-        self._metrics, self.arrived = metrics, arrived
-        self.started: float | None = None
-        """When the first round began; None if none has."""
-        self.first: float | None = None
-        """When the first token came."""
-        self.last: float | None = None
-        """When the latest token came."""
-        self.ended: float | None = None
-        """When the output ended."""
-        self.tokens = 0
-        """Output tokens so far."""
-
-    def chunk(self, tokens: int) -> None:
-        """Note that a round's tokens have come; 0 tokens are no chunk."""
-        if not tokens:
-            return
-        metrics, now = self._metrics, self._metrics.clock()
-        if self.last is None:
-            self.first = now
-            metrics.first_token.observe(now - self.arrived)
-        else:
-            metrics.inter_token.observe(now - self.last)
-            metrics.time_per_output_token.observe(now - self.last)
-        self.last = now
-        self.tokens += tokens
-
-    def end(self, reason: FinishReason, prompt_tokens: int, started: float | None) -> None:
-        """Note that the output has ended.  Only complete outputs count in the histograms of whole requests.
-
-        Args:
-            reason: why.
-            prompt_tokens: tokens of the prompt.
-            started: when its first round began, as :meth:`RoundTotals.started` tells; None if none has.
-        """
-        metrics, self.ended, self.started = self._metrics, self._metrics.clock(), started
-        if started is not None:
-            metrics.queue.observe(max(0.0, started - self.arrived))
-        if reason not in (FinishReason.STOP, FinishReason.LENGTH):
-            return
-        metrics.total.observe(self.ended - self.arrived)
-        metrics.prompt_tokens.observe(prompt_tokens)
-        metrics.output_tokens.observe(self.tokens)
-        if self.first is not None and self.last is not None and self.tokens > 1:
-            metrics.per_output_token.observe((self.last - self.first) / (self.tokens - 1))
-
-    @property
-    def queue_seconds(self) -> float | None:
-        """Seconds in the queue; None before the end, or if no round has begun."""
-        return None if self.started is None else max(0.0, self.started - self.arrived)
-
-    @property
-    def first_token_seconds(self) -> float | None:
-        """Seconds to the first token; None if there is none."""
-        return None if self.first is None else self.first - self.arrived
-
-    @property
-    def total_seconds(self) -> float:
-        """Seconds to the end, or until now."""
-        return (self._metrics.clock() if self.ended is None else self.ended) - self.arrived
 
 
 def _one_two_five(most: int) -> Iterator[int]:

@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 
 from outrider.engine.engine import Engine
 from outrider.metrics import FEWEST_ONE_ROW_ROUNDS, PhaseSeconds, RoundStats, RowCosts, RowKinds
-from outrider.requests.request import Request
 from outrider.requests.turn import Turn
 
 TOKEN_BOUNDS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -35,8 +34,10 @@ class StageSeconds(NamedTuple):
 
 
 class Load(NamedTuple):
-    """How many requests tokens were granted to, by load."""
+    """Draft budgets of the decoding rounds with about as many running requests."""
 
+    rounds: int = 0
+    """Rounds of the engine."""
     turns: int = 0
     """Turns that decoded."""
     granted: int = 0
@@ -115,10 +116,10 @@ class RecentFigures(NamedTuple):
     """τ: tokens per decoding round of a request, the bonus token included."""
     speedup: float | None
     """Estimated seconds of plain decoding ÷ seconds spent."""
+    draft_rows: dict[int, float]
+    """Mean draft rows of a decoding round, by the most running requests of each bucket."""
     budget: dict[int, float]
-    """Mean draft rows per request and round, by the most running requests of each bucket."""
-    granted: dict[int, float]
-    """The same of the rows that the controller granted."""
+    """Mean draft rows that the controller granted per request and round, likewise."""
 
 
 class RoundTotals:
@@ -139,7 +140,6 @@ class RoundTotals:
         self._figures = RoundFigures(time=clock())
         self._history: tuple[RoundFigures, ...] = (self._figures,)
         """Figures about a second apart, the oldest from before the window; replaced as a whole."""
-        self._started: weakref.WeakKeyDictionary[Request, float] = weakref.WeakKeyDictionary()
         # Counting lengths takes a tenth of the time of adding up positions.
         self._depths, self._tests, self._acceptances = [0], [0], [0]
         self._branches: list[int] = []
@@ -178,10 +178,6 @@ class RoundTotals:
         latest = self.row_costs.latest.copy()  # one atomic copy, which the engine's thread cannot change
         return RowCosts(latest=latest).one_row if len(latest) >= FEWEST_ONE_ROW_ROUNDS else None
 
-    def started(self, request: Request) -> float | None:
-        """When a request's first round began, by the totals' clock; None before that round has ended."""
-        return self._started.get(request)
-
     def recent(self, seconds: float = WINDOW) -> RecentFigures:
         """Rates over the latest rounds.
 
@@ -196,7 +192,7 @@ class RoundTotals:
         last, now = self._figures, self._clock()
         if now - self._history[-1].time >= _TICK:
             self._tick(last, now)
-        prompts, cached, first_tokens = self._take(turns, stats, now)
+        prompts, cached, first_tokens = self._take(turns, stats)
         rows, seconds = stats.rows, self._seconds
         tokens = stats.tokens + first_tokens
         self._buckets[bisect_left(TOKEN_BOUNDS, rows.prompt + tokens)] += 1
@@ -222,14 +218,14 @@ class RoundTotals:
             last.plain + plain,
         )
 
-    def _take(self, turns: Sequence[Turn], stats: RoundStats, now: float) -> tuple[int, int, int]:
+    def _take(self, turns: Sequence[Turn], stats: RoundStats) -> tuple[int, int, int]:
         """Count the turns; return the tokens of completed prompts, those found in the cache, and the first tokens."""
         depths, tests, acceptances = self._depths, self._tests, self._acceptances
         nodes = levels = prompts = cached = first_tokens = 0
         for turn in turns:
             verdict = turn.verdict
             if not turn.decodes:
-                rows = self._take_prompt(turn, now - stats.seconds)
+                rows = _prompt(turn)
                 prompts, cached, first_tokens = prompts + rows[0], cached + rows[1], first_tokens + rows[2]
                 continue
             nodes += turn.budget.nodes
@@ -246,19 +242,6 @@ class RoundTotals:
         if decoding := stats.rows.decode:
             self._load(len(turns), decoding, nodes - decoding, drafted)
         return prompts, cached, first_tokens
-
-    def _take_prompt(self, turn: Turn, began: float) -> tuple[int, int, int]:
-        """Count a turn with prompt rows; the result is as for :meth:`_take`."""
-        request, verdict = turn.request, turn.verdict
-        if request not in self._started:
-            self._started[request] = began
-        if verdict is None:
-            return 0, 0, 0
-        emitted = len(verdict.tokens)
-        # A preempted request computes its prompt again: then earlier rounds have emitted tokens, too.
-        if len(request.inputs) > request.prompt_length + emitted:
-            return 0, 0, emitted
-        return request.prompt_length, request.cached_tokens or 0, emitted
 
     def _grow(self, depth: int) -> None:
         """Make room for trees of this depth; what is tested and accepted is no deeper."""
@@ -278,7 +261,7 @@ class RoundTotals:
         while len(self._loads) <= place:
             self._loads.append(Load())
         old = self._loads[place]
-        self._loads[place] = Load(old.turns + turns, old.granted + granted, old.drafted + drafted)
+        self._loads[place] = Load(old.rounds + 1, old.turns + turns, old.granted + granted, old.drafted + drafted)
 
     def _plain(self, rows: RowKinds, tokens: int) -> float:
         """Estimated seconds of plain decoding for the tokens of a round; 0 if it is not known."""
@@ -303,6 +286,18 @@ class RoundTotals:
         self._plain_rounds.clear()
 
 
+def _prompt(turn: Turn) -> tuple[int, int, int]:
+    """Tokens of the prompt, if the turn completes it, how many were cached, and the tokens after it."""
+    request, verdict = turn.request, turn.verdict
+    if verdict is None:
+        return 0, 0, 0
+    emitted = len(verdict.tokens)
+    # A preempted request computes its prompt again: then earlier rounds have emitted tokens, too.
+    if len(request.inputs) > request.prompt_length + emitted:
+        return 0, 0, emitted
+    return request.prompt_length, request.cached_tokens or 0, emitted
+
+
 def _longer(lengths: Sequence[int]) -> list[int]:
     """How many are longer than 0, 1, 2 and so on, of counts by length."""
     return list(accumulate(reversed(lengths[1:])))[::-1]
@@ -316,15 +311,15 @@ def bucket_bound(place: int) -> int:
 def _rates(now: RoundFigures, before: RoundFigures) -> RecentFigures:
     tested, turns = sum(now.tested) - sum(before.tested), now.turns - before.turns
     spent = now.spent - before.spent
-    budget, granted = {}, {}
+    draft_rows, budget = {}, {}
     for place, (new, old) in enumerate(zip_longest(now.loads, before.loads, fillvalue=Load())):
         if new.turns > old.turns:
-            budget[bucket_bound(place)] = (new.drafted - old.drafted) / (new.turns - old.turns)
-            granted[bucket_bound(place)] = (new.granted - old.granted) / (new.turns - old.turns)
+            draft_rows[bucket_bound(place)] = (new.drafted - old.drafted) / (new.rounds - old.rounds)
+            budget[bucket_bound(place)] = (new.granted - old.granted) / (new.turns - old.turns)
     return RecentFigures(
         acceptance_rate=(sum(now.accepted) - sum(before.accepted)) / tested if tested else None,
         accepted_length=(now.decoded - before.decoded) / turns if turns else None,
         speedup=(now.plain - before.plain) / spent if spent > 0.0 else None,
+        draft_rows=draft_rows,
         budget=budget,
-        granted=granted,
     )

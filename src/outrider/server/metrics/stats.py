@@ -20,12 +20,9 @@ def stats_of(totals: RoundTotals, facts: ServerFacts) -> dict[str, Any]:
     figures, state = totals.figures, state_of(totals.engine)
     return {
         "time": time.time(),
-        "model": facts.model,
-        "algorithm": facts.algorithm,
-        "backend": facts.backend,
+        **vars(facts),
         "running": state.running,
         "waiting": state.waiting,
-        "max_running": facts.max_running,
         "kv_use": state.kv_use,
         "tokens": figures.emitted,
         "rounds": figures.turns,
@@ -35,7 +32,7 @@ def stats_of(totals: RoundTotals, facts: ServerFacts) -> dict[str, Any]:
         "accepted": list(figures.accepted),
         "cached_tokens": figures.cached_tokens,
         "prompt_tokens": figures.prompt_tokens,
-        "budget": {str(bound): mean for bound, mean in totals.recent().budget.items()},
+        "budget": {str(bound): rows for bound, rows in totals.recent().draft_rows.items()},
         "rows": dict(vars(figures.rows)),
         "seconds": figures.seconds._asdict(),
         "one_row_seconds": totals.one_row_seconds,

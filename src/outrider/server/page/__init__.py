@@ -1,7 +1,7 @@
 """The page that the server shows at ``/``: its files and the headers to send with them.
 
-``index.html`` stands at ``/``, every other file at ``/page/<name>``.  The page names the server's routes relative to its
-own address, so it works below any path of a proxy.
+``index.html`` stands at ``/``, every other file at ``/page/<name>``.  The page names the server's routes relative to
+its own address, so it works below any path of a proxy.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ import { make } from "./dom.js";
 import { number } from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const HEIGHT = 112;
-const MARGIN = { top: 12, right: 4, bottom: 18, left: 34 };
+const HEIGHT = 124;
+const MARGIN = { top: 24, right: 4, bottom: 18, left: 40 };
 const AXIS_TITLE = 13; // pixels below the labels
 const LABEL = 26; // pixels that a label of a bar needs
 
@@ -20,9 +20,13 @@ function shape(tag, attributes, text) {
 export function niceTop(value) {
   if (!(value > 0)) return 1;
   const unit = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 4, 6, 8, 10].find((step) => step * unit >= value * (1 - 1e-9)) * unit;
+  return [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].find((step) => step * unit >= value * (1 - 1e-9)) * unit;
 }
 
+/** The same for counts, whose half must be whole. */
+export const evenTop = (value) => 2 * Math.ceil(niceTop(Math.max(1, value / 2)));
+
+const minutes = (seconds) => (seconds < 60 ? `${seconds} s` : `${seconds / 60} min`);
 const rounded = (value) => Math.round(value * 10) / 10;
 
 /** A card with a title, the figure of the moment, a plot, a key, and what it says while it is empty. */
@@ -34,8 +38,7 @@ export class Chart {
     this.svg = shape("svg", { class: "plot", role: "img" });
     this.key = make("ul", "key");
     this.empty = make("p", "empty", about.empty);
-    const heading = make("h3", "", about.title, make("span", "unit", about.unit));
-    const caption = make("figcaption", "", heading, this.value);
+    const caption = make("figcaption", "", make("h3", "", about.title), this.value);
     this.element = make("figure", `chart ${about.name}`, caption, this.svg, this.empty, this.key);
   }
 
@@ -70,6 +73,7 @@ export class Chart {
       this.#add("line", { class: share ? "grid" : "axis", x1: MARGIN.left, x2: this.right, y1: y, y2: y });
       this.#add("text", { class: "tick", x: MARGIN.left - 6, y: y + 3.5, "text-anchor": "end" }, label(share * top));
     }
+    this.#add("text", { class: "tick", x: 0, y: 10 }, this.about.unit);
     if (this.about.axis) {
       const middle = (MARGIN.left + this.right) / 2;
       this.#add("text", { class: "tick", x: middle, y: HEIGHT - 2, "text-anchor": "middle" }, this.about.axis);
@@ -89,8 +93,8 @@ export class Chart {
   /** Label a time axis. */
   timeAxis(span) {
     const marks = [
-      [span, `${span / 60} min ago`, "start"],
-      [span / 2, `${span / 120} min`, "middle"],
+      [span, `${minutes(span)} ago`, "start"],
+      [span / 2, minutes(span / 2), "middle"],
       [0, "now", "end"],
     ];
     for (const [ago, text, anchor] of marks) {
@@ -114,11 +118,11 @@ export class Chart {
     }
   }
 
-  /** A level to compare with. */
+  /** A level to compare with; what it is stands beside the unit, where no line crosses it. */
   level(value, text) {
     const y = this.y(value);
     this.#add("line", { class: "level", x1: MARGIN.left, x2: this.right, y1: y, y2: y });
-    this.#add("text", { class: "tick level-text", x: this.right, y: y - 4, "text-anchor": "end" }, text);
+    this.#add("text", { class: "tick", x: this.right, y: 10, "text-anchor": "end" }, text);
   }
 
   /** Bars with a label each below, and their value above if there is room. */
@@ -126,6 +130,8 @@ export class Chart {
     const step = (this.right - MARGIN.left) / Math.max(items.length, 4);
     const width = Math.min(28, step * 0.7);
     const every = Math.ceil(LABEL / 2 / step);
+    const told = [this.svg.getAttribute("aria-label"), ...items.map(({ title }) => title)];
+    this.svg.setAttribute("aria-label", told.join(". ")); // the marks themselves are not read out
     items.forEach(({ label, value, text, title, className }, index) => {
       const middle = rounded(MARGIN.left + step * (index + 0.5));
       const bar = this.#bar(middle - width / 2, width, 0, value, className);

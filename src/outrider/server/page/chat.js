@@ -21,8 +21,12 @@ export class Chat {
     this.#setUpSystemPrompt();
     byId("new-chat").addEventListener("click", () => this.clear());
     for (const button of byId("welcome").querySelectorAll("button")) {
-      button.addEventListener("click", () => this.send(button.textContent));
+      button.addEventListener("click", () => {
+        this.send(button.textContent);
+        this.#focusTranscript();
+      });
     }
+    settings.form.addEventListener("input", () => tell(byId("notice"), null));
   }
 
   /** Ask a question; false if it cannot be asked now. */
@@ -97,25 +101,34 @@ export class Chat {
       return;
     }
     exchange.answer.end({ failure: explain(failure) });
-    if (failure instanceof ServerError && failure.status === 401 && (await askKey(failure.message))) {
+    if (failure instanceof ServerError && failure.status === 401 && (await askKey())) {
       if (this.running === controller) this.#setRunning(null);
       this.#retry(exchange);
     }
   }
 
   #retry(exchange) {
-    if (!this.running && exchange === this.exchanges.at(-1)) this.#answer(exchange);
+    if (this.running || exchange !== this.exchanges.at(-1)) return;
+    this.#answer(exchange);
+    this.#focusTranscript();
+  }
+
+  /** The button that was pressed is gone; the box would open a phone's keyboard over the answer. */
+  #focusTranscript() {
+    byId("transcript").focus({ preventScroll: true });
   }
 
   #setRunning(controller) {
     this.running = controller;
     byId("send").hidden = controller !== null;
+    if (!controller && document.activeElement === byId("stop")) this.message.focus();
     byId("stop").hidden = controller === null;
   }
 
   #setUpComposer() {
     const submit = () => {
-      if (this.send(this.message.value)) this.message.value = "";
+      if (!this.send(this.message.value)) return;
+      this.message.value = "";
       fit();
       this.message.focus();
     };

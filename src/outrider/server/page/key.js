@@ -1,17 +1,21 @@
 // The question for an API key.
 
-import { setKey } from "./api.js";
+import { hasKey, setKey } from "./api.js";
 import { byId } from "./dom.js";
 
 let asked = null; // the question that is open, so that two failures ask once
 
-/**
- * Ask for the API key.
- *
- * @param {string} reason why
- * @returns {Promise<boolean>} whether one was given
- */
-export function askKey(reason) {
+/** Ask for the key that the server misses or refused; tells whether one was given. */
+export function askKey() {
+  return ask(hasKey() ? "The server refused the key." : "The server asks for an API key.");
+}
+
+/** Let the reader change the key. */
+export function changeKey() {
+  return ask("An empty key forgets the one in use.");
+}
+
+function ask(reason) {
   asked ??= new Promise((resolve) => {
     const dialog = byId("key");
     const input = byId("key-input");

@@ -1,8 +1,8 @@
 // The charts of the server: what each shows of the history.
 
-import { Chart, niceTop } from "./charts.js";
+import { Chart, evenTop, niceTop } from "./charts.js";
 import { count, number, percent } from "./format.js";
-import { BUCKET, SPAN, sumOf } from "./history.js";
+import { BUCKET, sumOf } from "./history.js";
 
 const MOST_POSITIONS = 16;
 const PHASES = ["verify", "draft", "mixed", "prefill", "other"]; // from the bottom up
@@ -15,15 +15,17 @@ const throughput = {
     empty: "Tokens per second of all requests, from the first answer on.",
   },
   draw(chart, history) {
-    if (history.growth((stats) => stats.tokens) <= 0) return chart.clear();
+    if (history.growth((stats) => stats.tokens) <= 0) {
+      chart.clear();
+      return;
+    }
     const points = history.rates((stats) => stats.tokens);
     const plain = history.latest.one_row_seconds ? 1 / history.latest.one_row_seconds : 0;
     const now = history.rateNow((stats) => stats.tokens);
     chart.begin(niceTop(Math.max(plain, ...points.map(({ value }) => value ?? 0))), `${number(now)} tokens/s`);
-    chart.timeAxis(SPAN);
-    chart.line(points, SPAN, "ink", { filled: true });
-    if (plain) chart.level(plain, `one request, plain: ${number(plain, 2)}`);
-    return undefined;
+    chart.timeAxis(history.span);
+    chart.line(points, history.span, "ink", { filled: true });
+    if (plain) chart.level(plain, `dashed: one request, plain, about ${number(plain, 2)}`);
   },
 };
 
@@ -39,7 +41,10 @@ const acceptance = {
     const tested = history.growthByPosition((stats) => stats.tested);
     const accepted = history.growthByPosition((stats) => stats.accepted);
     const all = sumOf(tested);
-    if (all <= 0) return chart.clear();
+    if (all <= 0) {
+      chart.clear();
+      return;
+    }
     chart.begin(1, `α ${(sumOf(accepted) / all).toFixed(2)}`, (value) => value.toFixed(1));
     const positions = [...tested.keys()].filter((position) => tested[position] > 0).slice(0, MOST_POSITIONS);
     chart.bars(
@@ -54,7 +59,6 @@ const acceptance = {
         };
       }),
     );
-    return undefined;
   },
 };
 
@@ -68,7 +72,10 @@ const budget = {
   },
   draw(chart, history) {
     const loads = Object.entries(history.latest.budget ?? {}).map(([running, rows]) => [Number(running), rows]);
-    if (!loads.length) return chart.clear();
+    if (!loads.length) {
+      chart.clear();
+      return;
+    }
     loads.sort(([one], [other]) => one - other);
     const now = loads.find(([running]) => running === history.latest.running);
     chart.begin(niceTop(Math.max(...loads.map(([, rows]) => rows))), now ? `${number(now[1], 2)} now` : "");
@@ -81,7 +88,6 @@ const budget = {
         className: now && running === now[0] ? "draft" : "draft faint",
       })),
     );
-    return undefined;
   },
 };
 
@@ -90,17 +96,19 @@ const queue = {
   draw(chart, history) {
     const { running, waiting, kv_use: use } = history.latest;
     const values = (name) => history.values((stats) => stats[name]);
-    const most = Math.max(2, ...[...values("running"), ...values("waiting")].map(({ value }) => value));
-    if (history.samples.length < 2) return chart.clear();
-    chart.begin(niceTop(most), `KV cache ${percent(use ?? 0)}`);
-    chart.timeAxis(SPAN);
-    chart.line(values("running"), SPAN, "ink", { filled: true, stepped: true });
-    chart.line(values("waiting"), SPAN, "second", { stepped: true });
+    const most = Math.max(...[...values("running"), ...values("waiting")].map(({ value }) => value));
+    if (history.samples.length < 2) {
+      chart.clear();
+      return;
+    }
+    chart.begin(evenTop(most), `KV cache ${percent(use ?? 0)}`);
+    chart.timeAxis(history.span);
+    chart.line(values("running"), history.span, "ink", { filled: true, stepped: true });
+    chart.line(values("waiting"), history.span, "second", { stepped: true });
     chart.keys([
       { className: "ink", name: "running", figure: running },
       { className: "second", name: "waiting", figure: waiting },
     ]);
-    return undefined;
   },
 };
 
@@ -115,19 +123,21 @@ const cache = {
     const cachedOf = (stats) => stats.cached_tokens;
     const computedOf = (stats) => stats.prompt_tokens - stats.cached_tokens;
     const [cached, computed] = [history.growth(cachedOf), history.growth(computedOf)];
-    if (cached + computed <= 0) return chart.clear();
+    if (cached + computed <= 0) {
+      chart.clear();
+      return;
+    }
     const bars = history.buckets([cachedOf, computedOf]).map((bar) => ({
       ...bar,
       title: `${bar.values[0]} cached, ${bar.values[1]} computed`,
     }));
     chart.begin(niceTop(Math.max(...bars.map(({ values }) => sumOf(values)))), `${percent(cached / (cached + computed))} hits`);
-    chart.timeAxis(SPAN);
-    chart.stacks(bars, BUCKET, SPAN, ["ink", "pale"]);
+    chart.timeAxis(history.span);
+    chart.stacks(bars, BUCKET, history.span, ["ink", "pale"]);
     chart.keys([
       { className: "ink", name: "cached", figure: number(cached) },
       { className: "pale", name: "computed", figure: number(computed) },
     ]);
-    return undefined;
   },
 };
 
@@ -142,7 +152,10 @@ const seconds = {
     const reads = PHASES.map((phase) => (stats) => stats.seconds[phase] ?? 0);
     const totals = reads.map((read) => history.growth(read));
     const busy = sumOf(totals);
-    if (busy <= 0) return chart.clear();
+    if (busy <= 0) {
+      chart.clear();
+      return;
+    }
     const bars = history.buckets(reads).map(({ ago, seconds: covered, values }) => {
       const shares = values.map((value) => value / covered);
       const told = PHASES.map((phase, index) => `${phase} ${percent(shares[index])}`);
@@ -150,10 +163,9 @@ const seconds = {
     });
     const [first, last] = [history.samples[0], history.latest];
     chart.begin(1, `${percent(Math.min(1, busy / (last.time - first.time)))} busy`, percent);
-    chart.timeAxis(SPAN);
-    chart.stacks(bars, BUCKET, SPAN, PHASES);
+    chart.timeAxis(history.span);
+    chart.stacks(bars, BUCKET, history.span, PHASES);
     chart.keys(PHASES.map((name, index) => ({ className: name, name, figure: percent(totals[index] / busy) })));
-    return undefined;
   },
 };
 

@@ -4,7 +4,7 @@ import { getJson } from "./api.js";
 import { Chat } from "./chat.js";
 import { byId } from "./dom.js";
 import { History } from "./history.js";
-import { askKey, setUpKey } from "./key.js";
+import { changeKey, setUpKey } from "./key.js";
 import { Live } from "./live.js";
 import { Poll } from "./poll.js";
 import { followTranscript } from "./scroll.js";
@@ -23,8 +23,9 @@ followTranscript();
 new Chat(settings, (field) => {
   views.show("request");
   field.focus();
+  field.reportValidity(); // on a narrow screen the chat's own notice is out of sight
 });
-byId("change-key").addEventListener("click", () => askKey("An empty key forgets the one in use."));
+byId("change-key").addEventListener("click", changeKey);
 new ResizeObserver(() => live.show(history)).observe(byId("charts"));
 new Poll((stats) => {
   history.add(stats);

@@ -1,6 +1,6 @@
 // Asks /stats once a second, and tells how the server is.
 
-import { explain, getJson, hasKey, KEY_CHANGED, ServerError } from "./api.js";
+import { explain, getJson, KEY_CHANGED, ServerError } from "./api.js";
 import { byId, tell } from "./dom.js";
 import { askKey } from "./key.js";
 
@@ -58,7 +58,7 @@ export class Poll {
     this.wait = Math.min(LONGEST, Math.max(EVERY, this.wait * 2));
     if (status === 401 && !this.asked) {
       this.asked = true;
-      if (await askKey(hasKey() ? `The server refused the key. ${failure.message}` : failure.message)) {
+      if (await askKey()) {
         this.asked = false;
         this.wait = 0;
       }

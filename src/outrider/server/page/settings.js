@@ -12,7 +12,7 @@ export class Settings {
     this.#restore(this.kept.readJson({}));
     this.form.addEventListener("input", () => this.#changed());
     this.form.addEventListener("submit", (event) => event.preventDefault());
-    byId("reset").addEventListener("click", () => {
+    byId("reset-settings").addEventListener("click", () => {
       this.form.reset();
       this.#changed();
     });
@@ -22,7 +22,7 @@ export class Settings {
   /** Offer the server's drafting algorithms; one alone is no choice. */
   offerAlgorithms(names) {
     const select = this.form.elements.algorithm;
-    const wanted = this.kept.readJson({}).algorithm ?? "";
+    const wanted = select.value;
     select.replaceChildren(select.options[0], ...names.map((name) => new Option(name, name)));
     select.value = names.includes(wanted) ? wanted : "";
     byId("algorithm-field").hidden = names.length < 2;
@@ -69,6 +69,8 @@ export class Settings {
   }
 
   #restore(values) {
+    const { algorithm } = this.form.elements;
+    if (values.algorithm) algorithm.append(new Option(values.algorithm, values.algorithm)); // until the server tells its own
     for (const [name, value] of Object.entries(values)) {
       const field = this.form.elements.namedItem(name);
       if (field && typeof value === "string") field.value = value;

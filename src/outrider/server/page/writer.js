@@ -4,8 +4,8 @@
 import { make } from "./dom.js";
 
 const MAYBE_FENCE = /^ {0,3}(`{0,2}|`{3,}[^`\n]*)$/;
-const OPENING = /^ {0,3}`{3,}[^`\n]*\n?$/;
-const CLOSING = /^ {0,3}`{3,}[ \t]*\n?$/;
+const OPENING = /^ {0,3}(`{3,})[^`\n]*\n?$/;
+const CLOSING = /^ {0,3}(`{3,})[ \t]*\n?$/;
 
 /** Cut [text, drafted] pieces behind a number of characters. */
 function cut(pieces, length) {
@@ -36,8 +36,9 @@ export class Writer {
     this.held = []; // the pieces of a line that may become a fence
     this.heldText = "";
     this.atLineStart = true;
-    this.code = false;
+    this.fence = 0; // backticks of the open fence; as many close it
     this.block = null; // the element that text goes into
+    this.tail = ""; // the last two characters in it
     this.run = null; // its last span, if the next piece may join it
   }
 
@@ -71,9 +72,10 @@ export class Writer {
   /** The held line is a fence or it is not; write it. */
   #decide() {
     if (!this.held.length) return;
-    const opens = !this.code && OPENING.test(this.heldText);
-    const closes = this.code && CLOSING.test(this.heldText);
-    if (opens) this.#open(make("pre", "code"));
+    const ticks = (this.fence ? CLOSING : OPENING).exec(this.heldText)?.[1].length ?? 0;
+    const opens = !this.fence && ticks > 0;
+    const closes = this.fence > 0 && ticks >= this.fence;
+    if (opens) this.#open("pre", "code", this.tail === "\n\n");
     const into = opens || closes ? this.#line() : null;
     for (const [text, drafted] of this.held) this.#append(text, drafted);
     if (into) {
@@ -81,7 +83,7 @@ export class Writer {
       this.run = null;
     }
     if (closes) this.block = null; // what follows begins a block of prose
-    this.code = opens || (this.code && !closes);
+    if (opens || closes) this.fence = opens ? ticks : 0;
     this.held = [];
     this.heldText = "";
     this.atLineStart = false;
@@ -96,14 +98,15 @@ export class Writer {
     return line;
   }
 
-  #open(block) {
-    this.root.append(block);
-    this.block = block;
+  #open(tag, className, afterGap) {
+    this.block = make(tag, afterGap ? `${className} after-gap` : className);
+    this.root.append(this.block);
     this.run = null;
   }
 
   #append(text, drafted) {
-    if (!this.block) this.#open(make("div", "prose"));
+    if (!this.block) this.#open("div", "prose", this.root.hasChildNodes() && text.startsWith("\n"));
+    this.tail = (this.tail + text).slice(-2);
     if (this.run?.drafted === drafted) {
       this.run.node.appendData(text);
       return;

@@ -6,7 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
-from outrider.server.wire.shared import ANSWER, MOST_MESSAGES, STRICT, SamplingFields, TextParts, Timings, Usage, absent
+from outrider.server.wire.shared import (
+    ANSWER,
+    MOST_MESSAGES,
+    STRICT,
+    Parts,
+    SamplingFields,
+    Timings,
+    Usage,
+    absent,
+    not_offered,
+    only,
+    unread,
+)
 
 
 class FunctionCall(BaseModel):
@@ -15,6 +27,7 @@ class FunctionCall(BaseModel):
     model_config = STRICT
     name: str
     arguments: str
+    parsed_arguments: Any = unread("Ignored; clients send it back with an answer that they parsed.")
 
 
 class ToolCall(BaseModel):
@@ -24,6 +37,7 @@ class ToolCall(BaseModel):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
+    index: int | None = unread("Ignored; clients send it back from a stream.")
 
 
 class Message(BaseModel):
@@ -31,15 +45,16 @@ class Message(BaseModel):
 
     model_config = STRICT
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | TextParts | None = None
+    content: str | Parts | None = None
     name: str | None = Field(None, max_length=256)
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    refusal: str | None = Field(None, description="Ignored.")
-    audio: None = None
-    function_call: None = None
-    annotations: list[Any] | None = Field(None, description="Ignored.")
+    refusal: str | None = unread()
+    audio: Annotated[None, not_offered("this server reads only text")] = None
+    function_call: Annotated[None, not_offered("use tool_calls")] = None
+    annotations: list[Any] | None = unread()
+    parsed: Any = unread("Ignored; clients send it back with an answer that they parsed.")
 
 
 class FunctionSpec(BaseModel):
@@ -82,7 +97,7 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: list[ToolSpec] | None = Field(None, max_length=128)
+    tools: list[Annotated[ToolSpec, only("function", "describe it as a function")]] | None = Field(None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
@@ -90,12 +105,19 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, JsonValue] | None = None
     reasoning_effort: str | None = Field(None, description="Passed to the chat template.")
     modalities: list[Literal["text"]] | None = Field(None, max_length=8)
-    metadata: dict[str, str] | None = Field(None, max_length=64, description="Ignored.")
-    store: bool | None = Field(None, description="Ignored.")
-    service_tier: str | None = Field(None, description="Ignored.")
-    safety_identifier: str | None = Field(None, description="Ignored.")
-    prompt_cache_key: str | None = Field(None, description="Ignored; equal prefixes are found without it.")
-    verbosity: str | None = Field(None, description="Ignored.")
+    functions: Annotated[None, not_offered("use tools")] = None
+    function_call: Annotated[None, not_offered("use tool_choice")] = None
+    audio: Annotated[None, not_offered("this server writes only text")] = None
+    moderation: Annotated[None, not_offered("this server does not moderate")] = None
+    web_search_options: Annotated[None, not_offered("this server does not search the web; give it a tool")] = None
+    metadata: dict[str, str] | None = unread()
+    store: bool | None = unread("Ignored; nothing is stored.")
+    service_tier: str | None = unread()
+    safety_identifier: str | None = unread()
+    prompt_cache_key: str | None = unread("Ignored; equal prefixes are found without it.")
+    prompt_cache_options: dict[str, Any] | None = unread("Ignored; equal prefixes are found without it.")
+    prompt_cache_retention: str | None = unread("Ignored; prefixes stay as long as there is room.")
+    verbosity: str | None = unread()
 
 
 class TopLogprob(BaseModel):
@@ -156,10 +178,10 @@ class ChatAnswer(BaseModel):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
+    system_fingerprint: str | None = None
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings | None = absent()
-    system_fingerprint: str | None = absent()
     prompt_logprobs: list[dict[str, Any] | None] | None = absent()
 
 
@@ -211,7 +233,7 @@ class ChatChunk(BaseModel):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
+    system_fingerprint: str | None = None
     choices: list[ChunkChoice]
     usage: Usage | None = absent()
     timings: Timings | None = absent()
-    system_fingerprint: str | None = absent()

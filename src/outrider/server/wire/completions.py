@@ -60,7 +60,7 @@ class CompletionAnswer(BaseModel):
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
+    system_fingerprint: str | None = None
     choices: list[CompletionChoice]
     usage: Usage | None = absent()
     timings: Timings | None = absent()
-    system_fingerprint: str | None = absent()

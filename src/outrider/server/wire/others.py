@@ -97,4 +97,4 @@ class SpeculationSwitch(BaseModel):
     model_config = STRICT
     enabled: bool = True
     algorithm: str | None = Field(None, max_length=64, description="A loaded method; null is the server's own.")
-    max_draft_tokens: int | None = Field(None, ge=0, le=4096)
+    max_draft_tokens: int | None = Field(None, ge=1, le=4096)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 STRICT: Final = ConfigDict(strict=True, extra="forbid", frozen=True)
 """As OpenAI reads requests: no conversions, and an unknown field is refused by its name."""
@@ -14,6 +15,48 @@ ANSWER: Final = ConfigDict(frozen=True)
 def absent() -> Any:
     """A field of an answer that is left out where there is nothing to tell."""
     return Field(None, exclude_if=lambda value: value is None)
+
+
+def unread(why: str = "Ignored.") -> Any:
+    """A field that clients send and nothing reads.
+
+    Args:
+        why: the reason, for the documentation.
+    """
+    return Field(None, exclude=True, description=why)
+
+
+def not_offered(advice: str) -> BeforeValidator:
+    """Let a field be only null: what it asks for is refused instead of ignored.
+
+    Args:
+        advice: why, and what to do.
+    """
+
+    def check(value: Any) -> Any:
+        if value is not None:
+            raise PydanticCustomError("not_offered", "{advice}", {"advice": advice})
+        return value
+
+    return BeforeValidator(check)
+
+
+def only(kind: str, advice: str) -> BeforeValidator:
+    """Let an object be only of one ``type``; any other type is refused in one sentence.
+
+    Args:
+        kind: the type.
+        advice: what to do.
+    """
+
+    def check(value: Any) -> Any:
+        given = value.get("type") if isinstance(value, dict) else None
+        if isinstance(given, str) and given != kind:
+            said = {"given": given[:64], "kind": kind, "advice": advice}
+            raise PydanticCustomError("not_offered", "type {given} is not offered, only {kind}; {advice}", said)
+        return value
+
+    return BeforeValidator(check)
 
 
 MOST_STOPS, LONGEST_STOP, MOST_BIASES, MOST_BAD_WORDS, MOST_CHOICES = 256, 4096, 16384, 1024, 128
@@ -28,7 +71,7 @@ class StreamOptions(BaseModel):
 
     model_config = STRICT
     include_usage: bool | None = None
-    include_obfuscation: bool | None = Field(None, description="Ignored.")
+    include_obfuscation: bool | None = unread()
     continuous_usage_stats: bool | None = Field(None, description="Report the usage so far in every chunk.")
 
 
@@ -47,9 +90,14 @@ class TextPart(BaseModel):
     model_config = STRICT
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: dict[str, Any] | None = unread("Ignored; equal prefixes are found without it.")
+    cache_control: dict[str, Any] | None = unread("Ignored; equal prefixes are found without it.")
 
 
-TextParts = Annotated[list[TextPart], Field(max_length=1024, fail_fast=True)]
+Parts = Annotated[
+    list[Annotated[TextPart, only("text", "this server reads no images, audio or files")]],
+    Field(max_length=1024, fail_fast=True),
+]
 
 
 class PredictedText(BaseModel):
@@ -57,7 +105,7 @@ class PredictedText(BaseModel):
 
     model_config = STRICT
     type: Literal["content"]
-    content: str | TextParts
+    content: str | Parts
 
     @property
     def text(self) -> str:
@@ -123,7 +171,7 @@ class SamplingFields(BaseModel):
     timeout: float | None = Field(None, gt=0, description="Seconds after which the request is given up.")
     timings: bool | None = Field(None, description="Report how long the answer took.")
     return_pieces: bool | None = Field(None, description="Mark in each chunk which text was drafted.")
-    user: str | None = Field(None, description="Ignored.")
+    user: str | None = unread()
 
 
 class PromptDetails(BaseModel):

@@ -63,7 +63,7 @@ class TrainingPrompt:
         if not tokenizer.chat_template and len(self.messages) == 1:
             return tokenizer.encode(self.messages[0][1])
         turns = [{"role": role, "content": content} for role, content in self.messages]
-        return tokenizer.encode(tokenizer.apply_chat_template(turns), add_special_tokens=False)
+        return tokenizer.encode_chat(turns)
 
 
 def training_prompts(paths: Sequence[Path], held_out: EvaluationPrompts | None = None) -> list[TrainingPrompt]:

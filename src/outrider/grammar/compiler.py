@@ -1,0 +1,225 @@
+"""Compiles grammars for one tokenizer, within bounds of time and memory, and keeps those of late."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any, Final, Protocol
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
+
+from outrider.errors import ConfigError, one_line
+from outrider.grammar.spec import Grammar, Kind
+
+_MOST_KEPT: Final = 64
+"""Compiled grammars that are kept."""
+_MOST_USES: Final = 256
+"""Requests that share one compiled grammar: its lexer grows with what they write, up to the limit below."""
+_LIMITS: Final = LLParserLimits(initial_lexer_fuel=300_000, max_lexer_states=50_000, verbose_errors=False)
+"""About a second and 100 MB at most for compiling, and some 20 ms for a step."""
+_ASCII: Final = "d"
+"""Classes of regular expressions that hold only ASCII: a model that may write any digit of Unicode does."""
+_COMPACT: Final[Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class Encoder(Protocol):
+    """The part of a ``tokenizers.Tokenizer`` that makes ids of text."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Any:
+        """An object with ``ids``."""
+        ...
+
+
+class Vocabulary(Protocol):
+    """The part of a tokenizer that grammars need."""
+
+    @property
+    def backend(self) -> Encoder:
+        """Splits forced text into the tokens that the model was trained on."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Highest id plus one."""
+        ...
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that are no text."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of a token inside a text."""
+        ...
+
+
+class CompiledGrammar:
+    """A grammar compiled for one tokenizer; any number of requests may use it, from any thread.
+
+    Args:
+        spec: the grammar.
+        owner: the compiler that made it.
+        build: makes a matcher at the beginning of the output, which shares nothing with others.
+    """
+
+    def __init__(self, spec: Grammar, owner: GrammarCompiler, build: Callable[[], LLMatcher]) -> None:
+        self.spec, self.owner, self.build = spec, owner, build
+        self._first = build()
+        self._uses, self._broken = 0, False
+
+    @property
+    def worn(self) -> bool:
+        """Whether new requests should compile it again: its lexer has grown, or has met its limit."""
+        return self._broken or self._uses >= _MOST_USES
+
+    def break_off(self) -> None:
+        """Note that a matcher met a limit; those that share its lexer may have met it, too."""
+        self._broken = True
+
+    def matcher(self) -> LLMatcher:
+        """A matcher at the beginning of the output; it takes microseconds and shares the lexer with others."""
+        self._uses += 1
+        return self._first.deep_copy()
+
+    def __repr__(self) -> str:
+        """The grammar."""
+        return f"Compiled{self.spec!r}"
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer.  Any thread may call it; it takes milliseconds, at worst about a second.
+
+    Args:
+        vocabulary: the tokenizer.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._kept: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @cached_property
+    def size(self) -> int:
+        """Ids that grammars know; larger ones are never allowed."""
+        return self._vocabulary.vocab_size
+
+    def compile(self, grammar: Grammar | CompiledGrammar) -> CompiledGrammar:
+        """Compile a grammar, or take it from the cache.
+
+        Args:
+            grammar: one that another tokenizer's compiler made is compiled again.
+
+        Raises:
+            ConfigError: it has a mistake, matches nothing, or is too complex; the message says where.
+        """
+        if isinstance(grammar, CompiledGrammar):
+            if grammar.owner is self:
+                return grammar
+            grammar = grammar.spec
+        if not isinstance(grammar, Grammar):
+            raise ConfigError(f"grammar must be a Grammar, such as Grammar.regex(…), not {type(grammar).__name__}")
+        with self._lock:
+            found = self._kept.pop(grammar, None)
+            if found is not None and not found.worn:
+                self._kept[grammar] = found
+                return found
+        made = self._made(grammar)
+        with self._lock:
+            self._kept[grammar] = made
+            while len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+        return made
+
+    def _made(self, grammar: Grammar) -> CompiledGrammar:
+        try:
+            rules = _rules(grammar)
+            made = CompiledGrammar(
+                grammar, self, partial(LLMatcher, self._tokenizer, rules, log_level=0, limits=_LIMITS)
+            )
+            probe = made.matcher()
+            allowed = probe.compute_bitmask()  # also warms the lexer up for the first row
+            problem = probe.get_error()
+            barren = not problem and not probe.is_accepting() and not any(allowed)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of the library is no Exception
+            raise ConfigError(f"the grammar cannot be compiled: {one_line(error)}") from error
+        if problem:
+            raise ConfigError(f"the grammar cannot be compiled: {told(problem)}")
+        if barren:
+            raise ConfigError("the grammar matches no text; check its rules")
+        return made
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        pieces: Any = _Pieces(self._vocabulary)
+        return LLTokenizer(pieces)
+
+
+class _Pieces:
+    """A vocabulary as llguidance reads it, with one more id that ends the output.
+
+    The model's own end tokens are left to the sampler, which knows which of them end a request.
+    """
+
+    is_tokenizer_wrapper: Final = True
+    bos_token_id: Final = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        size = vocabulary.vocab_size
+        self.tokens = [*map(vocabulary.token_bytes, range(size)), b"<end>"]
+        self.special_token_ids = [*sorted(vocabulary.special_ids), size]
+        self.eos_token_id = size
+        self._encode = vocabulary.backend.encode
+
+    def __call__(self, text: str | bytes) -> Sequence[int]:
+        plain = text.decode(errors="replace") if isinstance(text, bytes) else text
+        ids: list[int] = self._encode(plain, add_special_tokens=False).ids
+        return ids
+
+
+def told(problem: str) -> str:
+    """A message of llguidance on one line."""
+    return " ".join(problem.replace("<non-verbose/>", "").split())[:300]
+
+
+def compiled(grammar: Grammar | CompiledGrammar) -> CompiledGrammar:
+    """The compiled form of a request's grammar.
+
+    Raises:
+        ConfigError: it is not compiled; an engine does not, because this may take long.
+    """
+    if not isinstance(grammar, CompiledGrammar):
+        raise ConfigError("the grammar was not compiled for this model; pass it to LLM.compile_grammar first")
+    return grammar
+
+
+def _rules(grammar: Grammar) -> str:
+    return _READERS[grammar.kind](grammar)
+
+
+def _read_schema(grammar: Grammar) -> str:
+    rules: str = LLMatcher.grammar_from_json_schema(
+        grammar.source, overrides=None if grammar.any_whitespace else _COMPACT
+    )
+    return rules
+
+
+def _read_regex(grammar: Grammar) -> str:
+    rules: str = LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(grammar.source, _ASCII)}/")
+    return rules
+
+
+def _read_lark(grammar: Grammar) -> str:
+    rules: str = LLMatcher.grammar_from_lark(any_to_lark(grammar.source))
+    return rules
+
+
+_READERS: Final[dict[Kind, Callable[[Grammar], str]]] = {
+    Kind.JSON_SCHEMA: _read_schema,
+    Kind.REGEX: _read_regex,
+    Kind.LARK: _read_lark,
+}

@@ -1,0 +1,1 @@
+"""Routes of the server, one group per file."""
