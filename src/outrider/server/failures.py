@@ -28,10 +28,10 @@ _TYPES: Final = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+_TOO_LONG: Final = "context_length_exceeded"
 _FIELDS: Final = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
 _WITHIN: Final = dict.fromkeys(("speculate", "algorithm", "max_draft_tokens"), "speculation")
 """Sampling parameters that are fields of a field."""
-_TOO_LONG: Final = "context_length_exceeded"
 
 
 @dataclass(eq=False)
