@@ -45,6 +45,12 @@ class SchedulerConfig:
     max_running: int = option(256, "Maximum number of running requests.", low=1)
     max_rows: int = option(2048, "Maximum rows per pass: prompt tokens, decoded tokens and drafts together.", low=1)
     prefill_chunk: int = option(512, "Maximum prompt tokens of one request per pass (chunked prefill).", low=1)
+    draft_timeout: float = option(
+        120.0,
+        "Seconds after which a drafter that does not return is interrupted; its requests continue without drafts. "
+        "0 waits for ever.",
+        high=86400,
+    )
 
     def __post_init__(self) -> None:
         """Check the bounds."""

@@ -151,7 +151,7 @@ class LLM:
         Args:
             speculation: as for the class; draft models are loaded with the options of this ``LLM``.
         """
-        return self._made(self._name, self.engine.target, self.tokenizer, speculation, self._setup)
+        return self._made(self.name, self.engine.target, self.tokenizer, speculation, self._setup)
 
     @classmethod
     def _made(cls, *parts: Any) -> LLM:
@@ -163,25 +163,16 @@ class LLM:
         self, name: str, target: TargetModel, tokenizer: Tokenizer | None, plan: Plan, setup: Mapping[str, Any]
     ) -> None:
         made = configured_engine(target, tokenizer, Speculation.of(plan), **setup)
-        self._name, self._setup, self._driver, self._reader = name, setup, Driver(made.engine), Reader(tokenizer)
+        self._setup = setup
+        self.driver = self._driver = Driver(made.engine)
+        """Runs the rounds for all callers; the server sends its requests here."""
+        self.name = name
+        """The model, as it was given."""
+        self.reader = Reader(tokenizer)
+        """Reads prompts, conversations and parameters, in any thread."""
         self.tokenizer, self.drafter_config, self.verifier = tokenizer, made.drafter_config, made.verifier
         self.cache_bytes = made.cache_bytes
         """Maximum memory of the KV cache in bytes, by model."""
-
-    @property
-    def name(self) -> str:
-        """The model, as it was given."""
-        return self._name
-
-    @property
-    def driver(self) -> Driver:
-        """Runs the rounds; the server and other front ends send their requests here."""
-        return self._driver
-
-    @property
-    def reader(self) -> Reader:
-        """Reads prompts, conversations and parameters; any thread may use it."""
-        return self._reader
 
     @property
     def engine(self) -> Engine:
@@ -215,7 +206,7 @@ class LLM:
             RequestError: a prompt is empty, too long or not a prompt; no prompt is completed then.
             ConfigError: a sampling parameter is unknown or out of range.
         """
-        return self._complete(self._reader.prompts(prompts, params, options), progress=progress)
+        return self._complete(self.reader.prompts(prompts, params, options), progress=progress)
 
     async def agenerate(
         self, prompts: Prompt | Iterable[Prompt], params: Params | Iterable[Params] | None = None, **options: Any
@@ -224,7 +215,7 @@ class LLM:
 
         Arguments and errors are those of :meth:`generate`.
         """
-        return await self._driver.acomplete(self._reader.prompts(prompts, params, options))
+        return await self._driver.acomplete(self.reader.prompts(prompts, params, options))
 
     def stream(self, prompt: Prompt, params: Params | None = None, **options: Any) -> Stream:
         """Stream the completion of one prompt; closing the iterator early cancels the request.
@@ -241,14 +232,14 @@ class LLM:
             RequestError: the prompt is empty, too long or not a prompt.
             ConfigError: a sampling parameter is unknown or out of range.
         """
-        return Stream(self._driver, self._driver.submit([self._reader.prompt(prompt, params, options)]))
+        return Stream(self._driver, self._driver.submit([self.reader.prompt(prompt, params, options)]))
 
     def astream(self, prompt: Prompt, params: Params | None = None, **options: Any) -> AsyncStream:
         """Stream the completion of one prompt in an event loop; dropping the iterator cancels the request.
 
         Arguments and errors are those of :meth:`stream`; a prompt that is too long raises at the first chunk.
         """
-        return AsyncStream(self._driver, self._driver.post([self._reader.prompt(prompt, params, options)]))
+        return AsyncStream(self._driver, self._driver.post([self.reader.prompt(prompt, params, options)]))
 
     @overload
     def chat(
@@ -257,11 +248,6 @@ class LLM:
         params: Params | None = None,
         *,
         stream: Literal[False] = False,
-        tools: Sequence[Tool] | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        progress: bool = False,
         **options: Any,
     ) -> Completion: ...
     @overload
@@ -318,7 +304,7 @@ class LLM:
             ConfigError: a sampling parameter is unknown or out of range.
         """
         told = read_template(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
-        wishes, several = self._reader.conversations(messages, params, options, told, stream=stream)
+        wishes, several = self.reader.conversations(messages, params, options, told, stream=stream)
         if stream:
             return Stream(self._driver, self._driver.submit(wishes))
         done = self._complete(wishes, progress=progress)
@@ -338,7 +324,7 @@ class LLM:
             A completion; a list for several conversations; with ``stream`` an :class:`AsyncStream`.
         """
         told = read_template(*(options.pop(name, None) for name in TEMPLATE_OPTIONS))
-        wishes, several = self._reader.conversations(messages, params, options, told, stream=stream)
+        wishes, several = self.reader.conversations(messages, params, options, told, stream=stream)
         if stream:
             return AsyncStream(self._driver, self._driver.post(wishes))
         found = await self._driver.acomplete(wishes)
@@ -347,11 +333,11 @@ class LLM:
     def __repr__(self) -> str:
         """The model, and how it speculates."""
         facts = ", ".join(f"{name}={value!r}" for name, value in self._facts.items())
-        return f"LLM({self._name!r}, {facts})"
+        return f"LLM({self.name!r}, {facts})"
 
     def _repr_html_(self) -> str:
         """A table for notebooks."""
-        return table_html(f"LLM {self._name}", self._facts)
+        return table_html(f"LLM {self.name}", self._facts)
 
     @property
     def _facts(self) -> dict[str, Any]:
@@ -386,7 +372,7 @@ class LLM:
             RequestError: it is not a prompt.
             ConfigError: the prompt is text, and the model has no tokenizer.
         """
-        return self._reader.encode(prompt)
+        return self.reader.encode(prompt)
 
     def encode_chat(
         self,
@@ -399,17 +385,15 @@ class LLM:
     ) -> list[int]:
         """Encode one conversation with the chat template; arguments and errors are those of :meth:`chat`."""
         told = read_template(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
-        return self._reader.conversation(messages, told)
+        return self.reader.conversation(messages, told)
 
     def compile_grammar(self, grammar: Grammar) -> CompiledGrammar:
-        """Compile a grammar in this thread, to pass it as ``grammar`` later; :meth:`generate` compiles others itself.
-
-        It takes milliseconds, for the largest grammars about a second; the first call reads the vocabulary, too.
+        """Compile a grammar in this thread, to pass it as ``grammar`` later; other calls compile theirs themselves.
 
         Raises:
             ConfigError: the grammar has a mistake or is too complex, or the model has no tokenizer.
         """
-        return self._reader.compiled(grammar)
+        return self.reader.compiled(grammar)
 
     def _complete(self, wishes: Sequence[RequestSpec], *, progress: bool) -> list[Completion]:
         with ProgressBar(disable=not progress, transient=True) as bar:

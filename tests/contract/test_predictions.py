@@ -153,7 +153,7 @@ def test_the_budget_bounds_what_is_predicted(drafter: Any, nodes: int, depth: in
 def test_a_text_is_encoded_before_it_reaches_the_engine() -> None:
     tokenizer = byte_tokenizer()
     llm = LLM.from_model(tiny_model(0, SIZE), tokenizer, speculation="suffix")
-    spec = llm._reader.prompt("abc", {"prediction": "de"}, {})
+    spec = llm.reader.prompt("abc", {"prediction": "de"}, {})
     assert spec[1].prediction == tuple(tokenizer.encode("de", add_special_tokens=False))
     with pytest.raises(ConfigError, match="prediction as text needs a tokenizer"):
         LLM.from_model(tiny_model()).generate([[1]], prediction="de")

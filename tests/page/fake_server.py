@@ -31,7 +31,7 @@ USAGE = {
         "forced": 0,
     },
 }
-TIMINGS = {
+TIMINGS: dict[str, float | None] = {
     "queue_s": 0.0,
     "first_token_s": 0.124,
     "total_s": 0.4,
@@ -47,6 +47,7 @@ class Answer:
     chunks: list[Pieces] = field(default_factory=lambda: [[("Good ", False), ("day.", True)]])
     reasoning: list[Pieces] = field(default_factory=list)
     finish: str = "stop"
+    timings: dict[str, float | None] = field(default_factory=lambda: TIMINGS)
     status: int = 200
     error: dict[str, Any] | None = None
     """The body of an error status, or what ends the stream after its chunks."""
@@ -186,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._event({"error": answer.error})
         else:
             self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": answer.finish}]})
-            self._event({"choices": [], "usage": USAGE, "timings": TIMINGS})
+            self._event({"choices": [], "usage": USAGE, "timings": answer.timings})
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _wait(self) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from fake_server import Answer, FakeServer, stats_at
+from fake_server import TIMINGS, Answer, FakeServer, stats_at
 from playwright.sync_api import Page, expect
 
 pytestmark = pytest.mark.page
@@ -90,6 +90,22 @@ def test_the_figures_of_an_answer(page: Page) -> None:
         "57 tokens",
         "96 of 128 prompt tokens cached",
     ]
+
+
+@pytest.mark.parametrize(
+    ("plain", "told", "gains"),
+    [(50.0, ["plain about 50", "2.0×"], 1), (125.0, ["plain about 130", "0.8×"], 0), (None, [], 0)],
+)
+def test_a_speedup_is_praised_only_if_it_is_one(
+    page: Page, fake: FakeServer, plain: float | None, told: list[str], gains: int
+) -> None:
+    fake.answers.append(Answer(timings={**TIMINGS, "tokens_per_second": 100.0, "plain_tokens_per_second": plain}))
+    ask(page)
+    answered(page)
+    figures = page.locator(".figures li").all_text_contents()
+    assert figures[: len(told) + 1] == ["100 tokens/s", *told]
+    assert figures[len(told) + 1] == "α 0.84"
+    expect(page.locator(".figures .gain")).to_have_count(gains)
 
 
 def test_an_answer_cut_at_its_length_says_so(page: Page, fake: FakeServer) -> None:
@@ -519,6 +535,7 @@ HISTORY = """async (samples) => {
         growth: history.growth(tokens),
         rates: history.rates(tokens).map(({ value }) => value),
         now: history.rateNow(tokens),
+        span: history.span,
         buckets: history.buckets([tokens]).map(({ values }) => values[0]),
     };
 }"""
@@ -526,7 +543,7 @@ HISTORY = """async (samples) => {
 
 def test_rates_are_differences_over_the_servers_time(page: Page) -> None:
     told = page.evaluate(HISTORY, [[100, 50], [101, 60], [103, 100], [110, 100], [111, 107]])
-    assert told == {"kept": 5, "growth": 57, "rates": [10, 20, None, 7], "now": 7, "buckets": [50, 7]}
+    assert told == {"kept": 5, "growth": 57, "rates": [10, 20, None, 7], "now": 7, "span": 30, "buckets": [50, 7]}
 
 
 def test_a_server_that_started_again_begins_a_new_history(page: Page) -> None:
@@ -535,7 +552,7 @@ def test_a_server_that_started_again_begins_a_new_history(page: Page) -> None:
 
 def test_history_keeps_two_minutes(page: Page) -> None:
     told = page.evaluate(HISTORY, [[second, 10 * second] for second in range(1000)])
-    assert told["kept"] == 122
+    assert (told["kept"], told["span"]) == (122, 120)
     assert len(told["buckets"]) <= 26
 
 

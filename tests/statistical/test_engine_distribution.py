@@ -22,8 +22,8 @@ from contract.cases import by_id, exact_pairs, heads_of, on_disk, takes_model
 from table_model import TableModel
 
 from outrider import LLM, SamplingParams, Speculation
+from outrider.drafters._corpora import Corpora
 from outrider.drafters.base import DrafterConfig
-from outrider.drafters.suffix import Corpus
 from outrider.engine import drafting
 from outrider.engine.driver import Driver
 from outrider.options import Role, roles_of, with_roles
@@ -213,7 +213,7 @@ def repeats(rule: str, seeds: int) -> np.ndarray:
     seen: Counter[int] = Counter()
     with Driver(llm.engine, threaded=False) as driver:
         for seed in range(seeds):
-            drafter.corpus = Corpus(1)
+            drafter.corpora = Corpora(1)
             wish = [0, 1, 2, 3, 0, 2], SamplingParams(temperature=1.0, max_tokens=4, seed=seed)
             texts = [driver.complete([wish])[0].token_ids for _ in range(2)]
             seen[texts[1][1]] += 1

@@ -67,9 +67,9 @@ class Given(NamedTuple):
 class Served:
     """A tiny model that has completed two requests, and a front end that has seen them."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix_cache: bool = False) -> None:
         self.now = 100.0
-        self.llm = LLM.from_model(tiny_model(), speculation="ngram")
+        self.llm = LLM.from_model(tiny_model(), speculation="ngram", cache={"prefix_cache": prefix_cache})
         self.totals, self.requests = RoundTotals(), RequestMetrics("small", 512, lambda: self.now)
         self.llm._driver.between_rounds(self.totals.attach)
         self.exposition = Exposition(FACTS, self.totals, self.requests)
@@ -137,6 +137,26 @@ def test_figures_are_those_of_the_engine(served: Served) -> None:
     assert value("vllm:iteration_tokens_total_bucket", le="+Inf") == figures.passes
     assert value("vllm:iteration_tokens_total_count") == figures.passes
     assert value("vllm:iteration_tokens_total_sum") == 60 + 33
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_the_prefix_cache_is_asked_only_where_there_is_one(shares: bool) -> None:
+    served = Served(prefix_cache=shares)
+    for _ in range(2):
+        served.llm.generate([REPEATED], SamplingParams(max_tokens=1))
+    assert served.value("vllm:prefix_cache_queries_total") == (48 if shares else 0)
+    assert served.value("vllm:prefix_cache_hits_total") == (16 if shares else 0)
+    assert served.value("vllm:prompt_tokens_total") == 48
+
+
+def test_budgets_are_told_by_load(served: Served) -> None:
+    loads = served.totals.figures.loads
+    assert any(load.granted > load.drafted > 0 for load in loads)
+    for place, load in enumerate(loads):
+        running = {"running": str(2**place)}
+        assert served.value("outrider:draft_turns_total", **running) == load.turns
+        assert served.value("outrider:draft_rows_granted_total", **running) == load.granted
+        assert served.value("outrider:draft_rows_used_total", **running) == load.drafted
 
 
 def test_latencies_are_those_of_the_front_end(served: Served) -> None:

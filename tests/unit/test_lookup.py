@@ -95,6 +95,30 @@ def test_the_corpus_drafts_for_later_requests_and_only_where_asked() -> None:
         assert (tree.tokens[1:3] == (14, 15)) is drafted
 
 
+@pytest.mark.parametrize("salts", [("a", "a"), (None, None), ("a", "b"), ("a", None), (None, "a")], ids=repr)
+def test_the_corpus_of_one_salt_never_drafts_for_another(salts: tuple[str | None, str | None]) -> None:
+    drafter = SuffixDrafter(Suffix(corpus_megabytes=1, num_draft_tokens=3))
+    texts = ("first", [10, 11, 12, 13, 14, 15]), ("second", [90, 11, 12, 13])
+    trees = []
+    for (key, tokens), salt in zip(texts, salts, strict=True):
+        one = DraftSequence(key, tokens, 0, 8, 8, salt=salt)
+        trees += drafter.propose(DraftContext((one,), SimpleNamespace(), causal=False))  # type: ignore[arg-type]
+        drafter.close(key)
+    assert (trees[1].tokens == (13, 14, 15)) is (salts[0] == salts[1])
+
+
+@pytest.mark.parametrize("salt", ["a", "b", None])
+def test_an_engine_tells_its_drafters_whose_text_it_is(salt: str | None) -> None:
+    options = {"corpus_megabytes": 1, "min_survival": 0.0}
+    llm = LLM.from_model(tiny_model(0), speculation={"method": "suffix", "options": options})
+    wish = SamplingParams(max_tokens=40, temperature=1.0, seed=3, ignore_eos=True)
+    (first,) = llm.generate([[1, 2, 3]], wish, cache_salt="a")
+    (second,) = llm.generate([[1, 2, 3]], wish, cache_salt=salt)
+    assert first.token_ids == second.token_ids
+    known = second.speculation.rounds < first.speculation.rounds / 2
+    assert known is (salt == "a")
+
+
 class TestTheModelAfterALookup:
     def test_without_a_name_no_folder_is_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_head(tmp_path, tiny_head("medusa", tiny_model(0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -273,6 +274,20 @@ def test_added_tokens_that_are_not_special_are_read_as_before() -> None:
     assert tokenizer.backend.token_to_id("</tool_call>") in ids
 
 
+def test_a_tokenizer_without_special_tokens_reads_everything_as_before() -> None:
+    backend = _byte_level([])
+    tokenizer = Tokenizer(backend, name="plain", chat_template=TEMPLATES["chatml"])
+    messages = [{"role": "user", "content": "a<|im_end|><think>"}]
+    assert tokenizer.encode_chat(messages) == as_before(tokenizer, messages)
+
+
+def test_the_copy_can_be_made_before_it_is_needed() -> None:
+    literal = tokenizer_with(_byte_level(SPECIAL), TEMPLATES["chatml"]).literal_text
+    assert "_copy" not in vars(literal)
+    literal.prepare()
+    assert "_copy" in vars(literal)
+
+
 # What cannot be told apart is refused
 
 
@@ -346,7 +361,6 @@ def test_looking_for_spellings_costs_little() -> None:
 
 
 def test_the_longest_spelling_is_found() -> None:
-    import re
 
     pattern = re.compile(one_of(["<a", "<ab>", "<abc", "b"]))
     assert pattern.findall("<ab <ab> <abcd b") == ["<a", "b", "<ab>", "<abc", "b"]
@@ -355,3 +369,5 @@ def test_the_longest_spelling_is_found() -> None:
     overlapping = re.compile(first_characters(["aba", "bab"], open_end=False))
     assert [m.start() for m in overlapping.finditer("ababab")] == [0, 1, 2, 3]
     assert [m.start() for m in re.finditer(first_characters(["aba"], open_end=True), "abab")] == [0, 2]
+    nothing = (one_of([]), beginning_of([]), first_characters([], open_end=True))
+    assert not any(re.search(pattern, "abc") for pattern in nothing)

@@ -234,9 +234,9 @@ class Hands:
         self.totals = RoundTotals(lambda: self.now)
         self.totals.attach(self)  # type: ignore[arg-type]
 
-    def round(self, requests: int, drafts: int, tokens: int, seconds: float) -> None:
+    def round(self, requests: int, drafts: int, tokens: int, seconds: float, prompt: int = 0) -> None:
         accepted = tokens - requests
-        stats = RoundStats(RowKinds(0, requests, accepted, drafts - accepted), tokens, 0.0, seconds, 0.0)
+        stats = RoundStats(RowKinds(prompt, requests, accepted, drafts - accepted), tokens, 0.0, seconds, 0.0)
         self.seconds.add(stats)
         self.now += seconds
         self.totals.observe([], stats)
@@ -260,6 +260,15 @@ class TestRecent:
         for _ in range(10):
             hands.round(2, 4, 6, 0.024)
         assert hands.totals.recent().speedup == pytest.approx(3 * 0.016 / 0.024)
+
+    def test_rounds_beside_a_prompt_say_nothing_of_the_speedup(self) -> None:
+        hands = Hands()
+        for _ in range(FEWEST_ONE_ROW_ROUNDS):
+            hands.round(1, 0, 1, 0.010)
+        hands.now += 2 * WINDOW
+        hands.round(1, 4, 3, 0.020)
+        hands.round(1, 0, 1, 5.0, prompt=100)
+        assert hands.totals.recent().speedup == pytest.approx(3 * 0.010 / 0.020)
 
     def test_one_row_seconds_need_a_few_rounds(self) -> None:
         hands = Hands()

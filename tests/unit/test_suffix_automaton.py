@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.drafters._corpora import BYTES_PER_TOKEN, Corpora
 from outrider.drafters._prediction import PredictionCursor
 from outrider.drafters._suffix_automaton import ROOT, SuffixAutomaton
-from outrider.drafters.suffix import _BYTES_PER_TOKEN, Corpus, Suffix, SuffixDrafter
+from outrider.drafters.suffix import Suffix, SuffixDrafter, _Text
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
@@ -65,9 +66,7 @@ def test_stepping_finds_the_longest_suffix_of_another_text(stored: list[list[int
 @given(st.lists(texts, min_size=2, max_size=5), texts)
 def test_a_match_is_remembered_while_the_corpus_grows(stored: list[list[int]], text: list[int]) -> None:
     """Growth splits classes; a remembered state must still stand for the matched suffix."""
-    from outrider.drafters.suffix import _Text
-
-    corpus, request = SuffixAutomaton(), _Text(prompt_length=0, cursor=PredictionCursor((), 0))
+    corpus, request = SuffixAutomaton(), _Text(prompt_length=0, salt=None, cursor=PredictionCursor((), 0))
     for round_number, one in enumerate(stored):
         corpus.extend([-1, *one])
         cut = len(text) * (round_number + 1) // len(stored)
@@ -88,31 +87,50 @@ def test_appending_costs_the_same_at_any_length() -> None:
         assert len(automaton.length) <= 2 * n + 1
 
 
-def bytes_bound(corpus: Corpus) -> int:
-    return sum(half.tokens for half in corpus.halves()) * _BYTES_PER_TOKEN
-
-
-def test_the_corpus_is_bounded_by_its_promise() -> None:
-    corpus = Corpus(megabytes=1)
+def test_a_corpus_is_bounded_by_its_promise() -> None:
+    corpora = Corpora(megabytes=1)
     tracemalloc.start()
     for n in range(400):
-        corpus.add([(n * 31 + i * i) % 5000 for i in range(50)])
-        assert bytes_bound(corpus) <= 2**20
+        corpora.add(None, [(n * 31 + i * i) % 5000 for i in range(50)])
+        assert corpora.tokens * BYTES_PER_TOKEN <= 2**20
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    held = sum(half.tokens for half in corpus.halves())
-    assert held > 0
-    assert used <= held * _BYTES_PER_TOKEN
+    assert sum(half.tokens for half in corpora.halves(None)) > 200
+    assert used <= corpora.tokens * BYTES_PER_TOKEN
 
 
-def test_without_a_corpus_nothing_outlives_its_request() -> None:
+def test_many_corpora_are_bounded_together() -> None:
+    corpora = Corpora(megabytes=1)
+    tracemalloc.start()
+    for n in range(3000):
+        corpora.add(f"salt {n}", [(n * 31 + i * i) % 5000 for i in range(n % 3 + 1)])
+        assert corpora.tokens * BYTES_PER_TOKEN <= 2**20
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used <= corpora.tokens * BYTES_PER_TOKEN
+    assert corpora.halves("salt 2999")
+    assert not corpora.halves("salt 0"), "nothing was dropped"
+
+
+def test_the_corpus_that_was_not_used_for_longest_is_dropped() -> None:
+    corpora = Corpora(megabytes=1)
+    for name in ("a", "b"):
+        corpora.add(name, list(range(100)))
+    corpora.halves("a")
+    for length in (400, 300):
+        corpora.add("c", list(range(length)))
+    assert corpora.halves("a")
+    assert not corpora.halves("b")
+
+
+def test_without_memory_nothing_outlives_its_request() -> None:
     drafter = SuffixDrafter(Suffix())
-    drafter.corpus.add([1, 2, 3])
-    assert drafter.corpus.halves() == []
+    drafter.corpora.add(None, [1, 2, 3])
+    assert drafter.corpora.halves(None) == []
 
 
 @pytest.mark.parametrize("megabytes", [1, 2])
 def test_an_output_longer_than_half_the_corpus_is_cut(megabytes: int) -> None:
-    corpus = Corpus(megabytes)
-    corpus.add(list(range(5000)))
-    assert bytes_bound(corpus) <= megabytes * 2**20
+    corpora = Corpora(megabytes)
+    corpora.add(None, list(range(5000)))
+    assert 0 < corpora.tokens * BYTES_PER_TOKEN <= megabytes * 2**20

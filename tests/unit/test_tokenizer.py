@@ -66,6 +66,7 @@ def test_ids_and_sizes(byte_level: Tokenizer) -> None:
     assert byte_level.bos_id == TOKENS.index(START)
     assert byte_level.eos_ids == {TOKENS.index(END)}
     assert byte_level.special_ids == {TOKENS.index(START), TOKENS.index(END)}
+    assert byte_level.special_spellings == {spelling: TOKENS.index(spelling) for spelling in (START, END)}
     assert byte_level.decode([0, 266, 267, 5000]) == byte_level.decode([0])
 
 

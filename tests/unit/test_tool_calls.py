@@ -175,6 +175,33 @@ ANSWERS: dict[str, tuple[AnswerFormat, str, list[Content | Reasoning | Call]]] =
         f'<think>\nHm <tool_call>\n</think>\n\n<tool_call>\n{{"name": "weather", "arguments": {ZURICH}}}\n</tool_call>',
         [Reasoning("Hm <tool_call>"), W],
     ),
+    # Hermes without tags, as small models write
+    "a code block": (
+        HERMES_FORM,
+        f'```json\n{{\n  "name": "weather",\n  "arguments": {ZURICH}\n}}\n{{"name": "now"}}\n```\nok',
+        [W, N, Content("ok")],
+    ),
+    "an untagged call": (HERMES_FORM, f' {{"name": "weather", "arguments": {ZURICH}}} ok', [W, Content("ok")]),
+    "untagged, then tagged": (HERMES_FORM, '{"name": "now"}<tool_call>{"name": "now"}</tool_call>', [N, N]),
+    "untagged and unknown": (HERMES_FORM, '```json\n{"name": "Ann"}\n```', [Content('```json\n{"name": "Ann"}\n```')]),
+    "known, then unknown": (HERMES_FORM, '```\n{"name": "now"}\n{"x": 1}\n```', [N, Content('{"x": 1}\n```')]),
+    "a block of code": (HERMES_FORM, "```python\nx = {}\n```\n", [Content("```python\nx = {}\n```\n")]),
+    "a block of JSON": (HERMES_FORM, '```json\n{"a": 1}\n```', [Content('```json\n{"a": 1}\n```')]),
+    "a block later": (
+        HERMES_FORM,
+        'See\n```json\n{"name": "now"}\n```',
+        [Content('See\n```json\n{"name": "now"}\n```')],
+    ),
+    "a broken block": (
+        HERMES_FORM,
+        '```json\n{"name": "now", "arguments": {"a": <b>}}\n```ok',
+        [Call("now", '{"a": <b>}}'), Content("ok")],
+    ),
+    "untagged and strict": (
+        form("<tool_call>", (), functions=(Function("now", strict=True),)),
+        '{"name": "now", "arguments": {}}',
+        [Content('{"name": "now", "arguments": {}}')],
+    ),
     # Llama
     "bare": (LLAMA, f'{{"name": "weather", "parameters": {ZURICH}}}<|eot_id|>', [W]),
     "several": (LLAMA, f'{{"name": "weather", "parameters": {ZURICH}}}; {{"name": "now", "parameters": {{}}}}', [W, N]),
@@ -268,7 +295,28 @@ def test_every_way_of_cutting_gives_the_same_parts(name: str, cut: int, cuts: li
 
 PIECES = [
     *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<think>", "</think>"),
-    *("<", "</", "[TOOL", "\n", "\n\n", " ", "{", "}", "[", "]", ",", ":", ";", '"', "\\", "\\\\", "a", "<|eot_id|>"),
+    *(
+        "```",
+        "```json",
+        "<",
+        "</",
+        "[TOOL",
+        "\n",
+        "\n\n",
+        " ",
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        ":",
+        ";",
+        '"',
+        "\\",
+        "\\\\",
+        "a",
+        "<|eot_id|>",
+    ),
     *(
         '"name"',
         '"arguments"',

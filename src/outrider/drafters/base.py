@@ -63,8 +63,10 @@ class DraftSequence:
     """How good a draft must be to be verified; None uses the drafter's own :attr:`Needs.price`."""
     prediction: Sequence[int] = ()
     """Token ids that the user expects the output to resemble; known before anything is drawn."""
+    salt: str | None = None
+    """Only requests with the same salt may draft from each other's outputs."""
     reads_others: bool = True
-    """Whether it may draft from the outputs of other requests; not under a ratio rule with a seed from the user:
+    """Whether it may draft from the outputs of other requests at all; not under a ratio rule with a seed from the user:
     an earlier request may have drawn its tokens with the same dice."""
 
     def builder(self) -> TreeBuilder:

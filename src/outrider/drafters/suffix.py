@@ -14,6 +14,7 @@ from itertools import chain
 from typing import ClassVar, Final, NamedTuple
 
 from outrider.drafters._calibration import Calibration
+from outrider.drafters._corpora import SEPARATOR, Corpora
 from outrider.drafters._prediction import PredictionCursor
 from outrider.drafters._suffix_automaton import ROOT, SuffixAutomaton
 from outrider.drafters.base import (
@@ -31,10 +32,7 @@ from outrider.options import Role, check_options, option
 from outrider.price import RowPrice
 from outrider.tree import TokenTree, TreeBuilder
 
-_SEPARATOR: Final = -1
 _SUFFIXES_TRIED: Final = 6
-_BYTES_PER_TOKEN: Final = 1200
-"""Upper bound for one corpus token: two states with their transitions; a test measures it."""
 
 
 @register
@@ -71,8 +69,8 @@ class Suffix:
     )
     corpus_megabytes: int = option(
         0,
-        "Memory for earlier outputs, shared by all requests; 0 looks up only the request's own text. Set it if outputs "
-        "resemble each other.",
+        "Memory for earlier outputs, in one corpus for each cache salt; the least recently used is dropped. 0 looks up "
+        "only the request's own text. Set it if outputs resemble each other.",
         low=0,
         high=65536,
         flag="speculative-suffix-corpus-megabytes",
@@ -107,34 +105,12 @@ class Match(NamedTuple):
     length: int
 
 
-class Corpus:
-    """Outputs of earlier requests, in bounded memory: when the new half is full, the old half is dropped.
-
-    Only verified tokens enter, when their request ends.
-    """
-
-    def __init__(self, megabytes: int) -> None:
-        self._half = megabytes * 2**20 // _BYTES_PER_TOKEN // 2
-        self._halves = [SuffixAutomaton(), SuffixAutomaton()]
-
-    def add(self, tokens: Sequence[int]) -> None:
-        """Add an output."""
-        if self._half == 0:
-            return
-        if self._halves[0].tokens + len(tokens) + 1 > self._half:
-            self._halves = [SuffixAutomaton(), self._halves[0]]
-        self._halves[0].extend([_SEPARATOR, *tokens[: self._half - 1]])
-
-    def halves(self) -> list[SuffixAutomaton]:
-        """The automata in use, the new one first."""
-        return [half for half in self._halves if half.tokens]
-
-
 @dataclass(eq=False)
 class _Text:
     """One request's automaton, and where its end matches the corpus."""
 
     prompt_length: int
+    salt: str | None
     cursor: PredictionCursor
     own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     calibration: Calibration = field(default_factory=Calibration)
@@ -182,12 +158,12 @@ def _suffixes(automaton: SuffixAutomaton, state: int, length: int, min_length: i
 
 
 class SuffixDrafter(Drafter):
-    """Keeps one automaton per request, and one for the corpus."""
+    """Keeps one automaton per request, and a corpus per salt."""
 
     def __init__(self, config: Suffix) -> None:
         self._config = config
         self.needs = config.needs
-        self.corpus = Corpus(config.corpus_megabytes)
+        self.corpora = Corpora(config.corpus_megabytes)
         self._texts: dict[str, _Text] = {}
 
     def propose(self, context: DraftContext) -> list[TokenTree]:
@@ -203,14 +179,14 @@ class SuffixDrafter(Drafter):
     def close(self, key: str) -> None:
         text = self._texts.pop(key, None)
         if text is not None:
-            self.corpus.add(text.output)
+            self.corpora.add(text.salt, text.output)
 
     def _draft(self, sequence: DraftSequence) -> TokenTree:
         text = self._texts.get(sequence.key)
         if text is None:
             cursor = PredictionCursor(sequence.prediction, sequence.prompt_length)
-            text = self._texts[sequence.key] = _Text(sequence.prompt_length, cursor)
-        text.catch_up(sequence.tokens, self.corpus.halves() if sequence.reads_others else ())
+            text = self._texts[sequence.key] = _Text(sequence.prompt_length, sequence.salt, cursor)
+        text.catch_up(sequence.tokens, self.corpora.halves(sequence.salt) if sequence.reads_others else ())
         trust = text.calibration.factor
         predicted = self._predicted(*text.cursor.follow(sequence.tokens), sequence, trust)
         found = (self._expand(match, sequence, trust) for match in text.matches(self._config.min_match))
@@ -279,6 +255,4 @@ def _continuations(
     total = sum(count for count, _, _ in options)
     best = heapq.nsmallest(width, options, key=lambda item: (-item[0], item[1]))
     trust = _trust_in(length)
-    return [
-        (token, trust * count / total, to, length + 1) for count, token, to in best if token != _SEPARATOR and count
-    ]
+    return [(token, trust * count / total, to, length + 1) for count, token, to in best if token != SEPARATOR and count]

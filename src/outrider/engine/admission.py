@@ -45,7 +45,7 @@ def admit(
         RequestError: the prompt is empty, names an unknown token, or leaves no room in the context.
         ConfigError: the parameters name a token the model does not have, or text where there is no tokenizer.
     """
-    params = _in_tokens(params, tokenizer)
+    params = in_tokens(params, tokenizer)
     _check(prompt, params, tokenizer, vocabulary, longest)
     if seed is None:
         seed = secrets.randbits(64) if params.seed is None else params.seed
@@ -100,16 +100,19 @@ def bad_word_ids(words: Sequence[Sequence[int] | str], tokenizer: Tokenizer) -> 
     return tuple(found)
 
 
-def with_prediction_ids(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-    """Parameters whose prediction is token ids.
+def in_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+    """The same parameters with bad words and prediction as token ids; without a tokenizer nothing changes.
 
-    Args:
-        params: those of one request.
-        tokenizer: the model's own.
+    Raises:
+        ConfigError: a bad word holds no token.
     """
-    if not isinstance(params.prediction, str):
+    if tokenizer is None:
         return params
-    return replace(params, prediction=tuple(tokenizer.encode(params.prediction, add_special_tokens=False)))
+    if isinstance(params.prediction, str):
+        params = replace(params, prediction=tuple(tokenizer.encode(params.prediction, add_special_tokens=False)))
+    if any(isinstance(word, str) for word in params.bad_words):
+        params = replace(params, bad_words=bad_word_ids(params.bad_words, tokenizer))
+    return params
 
 
 def _most_nodes(params: SamplingParams) -> int:
@@ -117,15 +120,6 @@ def _most_nodes(params: SamplingParams) -> int:
     if params.speculate is False:
         return 1
     return sys.maxsize if params.max_draft_tokens is None else 1 + params.max_draft_tokens
-
-
-def _in_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-    if tokenizer is None:
-        return params
-    params = with_prediction_ids(params, tokenizer)
-    if not any(isinstance(word, str) for word in params.bad_words):
-        return params
-    return replace(params, bad_words=bad_word_ids(params.bad_words, tokenizer))
 
 
 def _check(

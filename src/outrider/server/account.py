@@ -43,7 +43,7 @@ def usage(groups: Sequence[Sequence[Request]], algorithm: str, *, predicts: bool
             accepted=accepted,
             acceptance_rate=round(stats.acceptance_rate, 4),
             accepted_length=round(stats.mean_accepted_length, 4),
-            forced=0,
+            forced=stats.forced,
         ),
     )
 

@@ -16,9 +16,9 @@ from starlette.responses import Response
 from outrider.server import chat, completions, document, failures
 from outrider.server.board import Board
 from outrider.server.bodies import BodyRoute
-from outrider.server.desk import Desk, draining
+from outrider.server.desk import Desk
 from outrider.server.exchange import Exchange
-from outrider.server.failures import Refusal, refusal_of
+from outrider.server.failures import Refusal, draining, refusal_of
 from outrider.server.limits import Gate
 from outrider.server.routes.admin import add_admin
 from outrider.server.routes.board import add_board
@@ -94,9 +94,8 @@ def _add_completions(app: FastAPI, desk: Desk) -> None:
     @app.post("/v1/chat/completions", response_model=ChatAnswer)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         _check_model(desk, body.model)
-        size = sum(len(one.content) if isinstance(one.content, str) else 10**6 for one in body.messages)
         read = partial(chat_wishes, body, desk.llm, desk.salt(request.state.tenant, body.cache_salt))
-        exchange = Exchange(desk, await desk.read(size + 10**6 * bool(body.tools), read), "chatcmpl")
+        exchange = Exchange(desk, await desk.read(_size(request), read), "chatcmpl")
         if exchange.wishes.streams:
             return await _streamed(desk, chat.chunks(exchange))
         return _json(await _unless_gone(request, chat.answer(exchange)))
@@ -105,7 +104,7 @@ def _add_completions(app: FastAPI, desk: Desk) -> None:
     async def text_completions(body: CompletionRequest, request: Request) -> Response:
         _check_model(desk, body.model)
         read = partial(completion_wishes, body, desk.llm, desk.salt(request.state.tenant, body.cache_salt))
-        wishes: Wishes = await desk.read(len(body.prompt) if isinstance(body.prompt, str) else 10**6, read)
+        wishes: Wishes = await desk.read(_size(request), read)
         exchange = Exchange(desk, wishes, "cmpl")
         echoes = [_echo(desk, ids) if body.echo else "" for ids, _ in wishes.specs]
         if wishes.streams:
@@ -117,6 +116,11 @@ def _check_model(desk: Desk, name: str | None) -> None:
     if name is not None and name not in desk.names:
         told = f"there is no model {name[:100]!r} here; there is: {', '.join(desk.names)}"
         raise Refusal(404, told, "model", "model_not_found")
+
+
+def _size(request: Request) -> int:
+    """Bytes of a request's body; a client that does not tell may send many."""
+    return int(request.headers.get("content-length", 10**6))
 
 
 def _echo(desk: Desk, ids: Any) -> str:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from outrider.completion import Choice
+from outrider.requests.stopping import FinishReason
 from outrider.server import logprobs
+from outrider.server.answer_text import AnswerText, delta, whole
 from outrider.server.exchange import FINISH, Exchange, Step
-from outrider.server.parts import Content, PlainParser
 from outrider.server.sse import DONE, ChunkEvents, event
+from outrider.server.tools.parts import Content
 from outrider.server.wire.chat import (
-    AnswerMessage,
     ChatAnswer,
     ChatChoice,
     ChatChunk,
     ChunkChoice,
     Delta,
 )
+from outrider.server.wire.shared import Usage
+
+_CALLED: Final = "tool_calls"
 
 
 async def answer(exchange: Exchange) -> ChatAnswer:
@@ -27,10 +31,10 @@ async def answer(exchange: Exchange) -> ChatAnswer:
         Refusal: it failed or took too long.
         OutriderError: the engine refuses it.
     """
-    choices = await exchange.complete()
+    choices = [_choice(exchange, choice) for choice in await exchange.complete()]
     return ChatAnswer(
         **exchange.head,
-        choices=[_choice(exchange, choice) for choice in choices],
+        choices=choices,
         usage=exchange.usage,
         timings=exchange.timings,
         prompt_logprobs=_of_prompt(exchange),
@@ -38,17 +42,29 @@ async def answer(exchange: Exchange) -> ChatAnswer:
 
 
 def _choice(exchange: Exchange, choice: Choice) -> ChatChoice:
-    parser = PlainParser()
-    parts = [*parser.push(choice.text), *parser.finish()]
+    text = _text(exchange)
+    text.count(choice.token_ids)
+    exchange.reasoning += text.reasoning_tokens
+    parts, pieces = text.pieces(choice.pieces(), ended=True)
     return ChatChoice(
         index=choice.index,
-        message=AnswerMessage(content="".join(part.text for part in parts)),
+        message=whole(parts),
         logprobs=logprobs.of_chat(exchange.tokenizer, choice.logprobs),
-        finish_reason=FINISH[choice.finish_reason],
+        finish_reason=_reason(choice.finish_reason, text),
         stop_reason=choice.stop_reason,
         seed=choice.seed,
-        pieces=choice.pieces() if exchange.wishes.pieces else None,
+        pieces=pieces if exchange.wishes.pieces else None,
     )
+
+
+def _text(exchange: Exchange) -> AnswerText:
+    assert exchange.wishes.form is not None
+    return AnswerText(exchange.wishes.form, exchange.tokenizer, one_call=exchange.wishes.one_call)
+
+
+def _reason(reason: FinishReason, text: AnswerText) -> str:
+    """Why an answer ended, in OpenAI's words."""
+    return _CALLED if text.calls and reason is FinishReason.STOP else FINISH[reason]
 
 
 def _of_prompt(exchange: Exchange) -> list[dict[str, object] | None] | None:
@@ -61,7 +77,7 @@ def _of_prompt(exchange: Exchange) -> list[dict[str, object] | None] | None:
 async def chunks(exchange: Exchange) -> AsyncGenerator[bytes, None]:
     """Stream the answers to a conversation as events; one chunk for each round and answer."""
     async with exchange.called(ends_only=False) as ticket:
-        writer = _ChatWriter(exchange, [PlainParser() for _ in ticket.call.requests])
+        writer = _ChatWriter(exchange, [_text(exchange) for _ in ticket.call.requests])
         yield b""  # the engine has taken the requests
         yield writer.opening()
         async for step in exchange.steps(ticket):
@@ -73,46 +89,64 @@ async def chunks(exchange: Exchange) -> AsyncGenerator[bytes, None]:
 
 
 class _ChatWriter:
-    def __init__(self, exchange: Exchange, parsers: Sequence[PlainParser]) -> None:
-        self._exchange, self._parsers = exchange, parsers
+    """Writes the chunks of all answers.
+
+    Args:
+        exchange: the request.
+        texts: each answer's.
+    """
+
+    def __init__(self, exchange: Exchange, texts: Sequence[AnswerText]) -> None:
+        self._exchange, self._texts = exchange, texts
         self._quick = ChunkEvents(ChatChunk(**exchange.head, choices=[]))
 
     def opening(self) -> bytes:
         """The role, before anything is known."""
-        choices = [ChunkChoice(index=i, delta=Delta(role="assistant", content="")) for i in range(len(self._parsers))]
+        choices = [ChunkChoice(index=i, delta=Delta(role="assistant", content="")) for i in range(len(self._texts))]
         return self._event(choices)
 
     def chunk(self, step: Step) -> bytes | None:
         """What a round added; None where there is nothing to tell yet."""
-        parser = self._parsers[step.place]
-        parts = [*parser.push(step.text), *(parser.finish() if step.ended else ())]
-        said = "".join(part.text for part in parts if isinstance(part, Content))
-        if not (said or step.logprobs or step.ended):
+        text, pieces = self._texts[step.place], None
+        text.count(step.tokens)
+        if step.pieces is None:
+            parts = text.parts(step.text, ended=step.ended)
+        else:
+            parts, pieces = text.pieces(step.pieces, ended=step.ended)
+        added = delta(parts)
+        if not (added or step.logprobs or step.ended):
             return None
-        if step.text_alone and not self._exchange.wishes.continuous_usage:
-            choice = {"index": step.place, "delta": {"content": said}, "logprobs": None, "finish_reason": None}
-            return self._quick.event(choice)
+        if step.text_alone and len(parts) == 1 and isinstance(parts[0], Content) and not self._tells_usage:
+            said = {"content": parts[0].text}
+            return self._quick.event({"index": step.place, "delta": said, "logprobs": None, "finish_reason": None})
         reason = step.request.finish_reason if step.ended else None
-        whole = ChunkChoice(
+        choice = ChunkChoice(
             index=step.place,
-            delta=Delta(content=said) if said or not step.ended else Delta(),
+            delta=added or Delta(),
             logprobs=logprobs.of_chat(self._exchange.tokenizer, step.logprobs),
-            finish_reason=None if reason is None else FINISH[reason],
+            finish_reason=None if reason is None else _reason(reason, text),
             stop_reason=step.request.stop_reason if step.ended else None,
-            pieces=step.pieces,
+            pieces=pieces,
         )
-        return self._event([whole])
+        return self._event([choice])
+
+    @property
+    def _tells_usage(self) -> bool:
+        return self._exchange.wishes.continuous_usage
 
     def closing(self) -> bytes:
         """Usage and timings."""
         exchange = self._exchange
-        return self._event(
-            [], usage=exchange.usage if exchange.wishes.include_usage else None, timings=exchange.timings
-        )
+        usage = self._usage if exchange.wishes.include_usage else None
+        return self._event([], usage=usage, timings=exchange.timings)
+
+    @property
+    def _usage(self) -> Usage:
+        self._exchange.reasoning = sum(text.reasoning_tokens for text in self._texts)
+        return self._exchange.usage
 
     def _event(self, choices: Sequence[ChunkChoice], **more: Any) -> bytes:
-        exchange = self._exchange
-        if exchange.wishes.continuous_usage:
-            more.setdefault("usage", exchange.usage)
-        chunk = ChatChunk(**exchange.head, choices=list(choices), **more)
+        if self._tells_usage:
+            more.setdefault("usage", self._usage)
+        chunk = ChatChunk(**self._exchange.head, choices=list(choices), **more)
         return event(chunk.model_dump_json())

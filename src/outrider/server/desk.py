@@ -20,13 +20,13 @@ from outrider.metrics import FEWEST_ONE_ROW_ROUNDS
 from outrider.models.files.tokenizer import Tokenizer
 from outrider.requests.request import Request
 from outrider.requests.turn import Progress
-from outrider.server.failures import Refusal
+from outrider.server.failures import Refusal, draining
 from outrider.server.settings import ServerSettings
 
 _Result = TypeVar("_Result")
 _LONGEST_RETRY: Final = 60
 _QUICK: Final = 4096
-"""Characters of a prompt that the event loop reads itself; a thread takes longer to start than they take to encode."""
+"""Bytes of a request that the event loop reads itself; a thread takes longer to start than they take to encode."""
 
 
 class Watcher(Protocol):
@@ -130,10 +130,10 @@ class Desk:
         self._mean_seconds = 1.0
 
     async def read(self, size: int, work: Callable[[], _Result]) -> _Result:
-        """Run what reads a prompt: in a thread, unless it is short.
+        """Run what reads a prompt: in a thread, unless the request is short.
 
         Args:
-            size: characters of the prompt.
+            size: bytes of the request.
             work: reads it.
 
         Raises:
@@ -235,8 +235,3 @@ class Desk:
         if parts == [None, None]:
             return None
         return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def draining() -> Refusal:
-    """The answer to requests while the server ends."""
-    return Refusal(503, "the server is shutting down", code="draining", headers={"Retry-After": "1"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fastapi import FastAPI, Request
@@ -30,6 +30,7 @@ _TYPES: Final = {
 _FIELDS: Final = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
 _WITHIN: Final = dict.fromkeys(("speculate", "algorithm", "max_draft_tokens"), "speculation")
 """Sampling parameters that are fields of a field."""
+_TOO_LONG: Final = "context_length_exceeded"
 
 
 @dataclass(eq=False)
@@ -54,6 +55,11 @@ class Refusal(Exception):  # noqa: N818 - most are no errors of the server
         return Response(body, self.status, dict(self.headers), media_type="application/json")
 
 
+def draining() -> Refusal:
+    """The answer to requests while the server ends."""
+    return Refusal(503, "the server is shutting down", code="draining", headers={"Retry-After": "1"})
+
+
 def refusal_of(error: BaseException) -> Refusal:
     """What a client is told of an error; of an unexpected one only that there was one, and the log has the rest."""
     if isinstance(error, Refusal):
@@ -62,7 +68,7 @@ def refusal_of(error: BaseException) -> Refusal:
         said = str(error)
         name = said.split(maxsplit=1)[0].rstrip(":") if said else ""
         name = _WITHIN.get(name, name)
-        code = "context_length_exceeded" if "but the context holds" in said else None
+        code = _TOO_LONG if "but the context holds" in said else None
         param = "messages" if code else next((part for part in (name,) if part in _FIELDS), None)
         return Refusal(400, said, param, code)
     if isinstance(error, OutriderError):
@@ -75,7 +81,10 @@ def install(app: FastAPI) -> None:
     """Have every error of an app answered with OpenAI's body."""
 
     async def refused(request: Request, error: Exception) -> Response:
-        return refusal_of(error).response()
+        refusal = refusal_of(error)
+        if refusal.code == _TOO_LONG and request.scope["path"] == "/v1/completions":
+            refusal = replace(refusal, param="prompt")
+        return refusal.response()
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

@@ -13,7 +13,7 @@ from typing import Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.server.failures import Refusal, refusal_of
+from outrider.server.failures import Refusal, draining, refusal_of
 from outrider.server.settings import ServerSettings
 
 _OPEN: Final = frozenset({"/", "/health", "/ready", "/version", "/metrics"})
@@ -91,11 +91,13 @@ class Gate:
         try:
             self._check(scope, headers)
             await self._app(routed, _Body(receive, self._most, self._settings.receive_seconds), answer)
+        except asyncio.CancelledError:  # the server ends at once; uvicorn closes the connection
+            if not begun:
+                await draining().response()(scope, receive, answer)
         except Exception as error:
-            refusal = refusal_of(error)
             if begun:
                 raise
-            await refusal.response()(scope, receive, answer)
+            await refusal_of(error).response()(scope, receive, answer)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """Refuse a request that may not reach the routes.

@@ -105,7 +105,7 @@ class RequestLine:
         if self.tested:
             drafts = f"{self.accepted} of {counted(self.tested, 'tested draft')} accepted"
             parts.append(f"{self.algorithm}: {drafts}, {self.accepted_length:.2f} tokens per round")
-        return f"{' · '.join(parts)} · {_harmless(self.request_id)}"
+        return " · ".join([*parts, *([_harmless(self.request_id)] if self.request_id else [])])
 
 
 def log_request(line: RequestLine) -> None:
@@ -197,7 +197,7 @@ class JsonLines(_Lines):
             "time": _time(record).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": self.text(record),
+            "message": self.text(record).strip(),
         }
         if trace := self.trace(record):
             found["exception"] = trace

@@ -39,10 +39,12 @@ class GuardedProtocol(HttpToolsProtocol):
     _running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: Any) -> None:
+        """Await a message."""
         super().connection_made(transport)
         self._await_message(_HURRIED_SECONDS if self._crowded else self.settings.receive_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the request that runs."""
         super().connection_lost(exc)
         running = self._running  # with pipelined requests it is not the latest one, which is all that uvicorn tells
         if running is not None and not running.response_complete:
@@ -65,6 +67,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(408, f"the request did not arrive within {self.settings.receive_seconds:g} seconds")
 
     def data_received(self, data: bytes) -> None:
+        """Read, within the bounds of a message."""
         self._beside_body += len(data)
         super().data_received(data)
         if self._beside_body > _MOST_HEADER_BYTES:
@@ -73,22 +76,27 @@ class GuardedProtocol(HttpToolsProtocol):
             self._await_message(self.settings.receive_seconds)
 
     def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP."""
         self._refuse(400, "this is not valid HTTP")
 
     def on_message_begin(self) -> None:
+        """A message begins."""
         self._header_bytes = self._beside_body = 0
         self._await_message(_HURRIED_SECONDS if self._crowded else self.settings.receive_seconds)
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
+        """Count it."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Count it."""
         self._count(len(name) + len(value))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        """Hand the request on."""
         if self.transport.is_closing():  # refused
             return
         self._await_message(self.settings.receive_seconds + 1.0)  # the route that reads a late body answers before
@@ -101,10 +109,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self.flow.resume_reading()  # or nobody would notice that the client has gone
 
     def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
         self._beside_body -= 2 * len(body)  # chunks have lines of their own, which need not be longer than they
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        """The message is complete."""
         self._receive_by = None
         super().on_message_complete()
 

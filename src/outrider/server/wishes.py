@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from outrider.engine.call import RequestSpec
+from outrider.grammar import Grammar
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.server.failures import Refusal
+from outrider.server.grammars import grammar_of
+from outrider.server.tools.answer import AnswerFormat, answer_format
+from outrider.server.tools.functions import Function, Mode, read_choice, read_functions
 from outrider.server.wire.chat import ChatRequest, Message, NamedTool
 from outrider.server.wire.completions import CompletionRequest
 from outrider.server.wire.shared import SamplingFields
@@ -36,6 +40,8 @@ _SAME: Final = (
     "prompt_logprobs",
 )
 """Fields with the names that sampling parameters have."""
+_END: Final = 256
+"""Tokens at a prompt's end that tell whether it has opened the reasoning."""
 _SEED_BITS: Final = 53
 """A drawn seed is reported, and JSON's readers keep no more bits of a number."""
 _COMPLETION_TOKENS: Final = 16
@@ -56,14 +62,19 @@ class Wishes:
     """Whether the client gave a prediction."""
     seconds: float | None
     """Time that the client gives."""
+    form: AnswerFormat | None = None
+    """How the model writes reasoning and calls; None where the text is all there is."""
+    one_call: bool = False
+    """Whether only the first call counts."""
 
 
-def sampling_params(fields: SamplingFields, salt: str | None, **more: Any) -> SamplingParams:
+def sampling_params(fields: SamplingFields, salt: str | None, grammar: Grammar | None, **more: Any) -> SamplingParams:
     """Sampling parameters of a request; fields that were not given keep OpenAI's defaults.
 
     Args:
         fields: the request.
         salt: which other requests it shares cached rows with.
+        grammar: what the output must look like.
         more: parameters that the kinds of requests spell differently.
 
     Raises:
@@ -79,7 +90,10 @@ def sampling_params(fields: SamplingFields, salt: str | None, **more: Any) -> Sa
     if fields.seed is None:
         given["seed"] = secrets.randbits(_SEED_BITS)
     temperature = 1.0 if fields.temperature is None else fields.temperature
-    return SamplingParams(temperature=temperature, cache_salt=salt, **given | more)
+    prediction = None if fields.prediction is None else fields.prediction.text
+    return SamplingParams(
+        temperature=temperature, cache_salt=salt, grammar=grammar, prediction=prediction, **given | more
+    )
 
 
 def wishes(fields: SamplingFields, specs: Sequence[RequestSpec]) -> Wishes:
@@ -111,24 +125,46 @@ def chat_wishes(body: ChatRequest, llm: LLM, salt: str | None) -> Wishes:
         OutriderError: it cannot be served.
         Refusal: fields contradict each other.
     """
-    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    if body.top_logprobs and not body.logprobs:
-        raise Refusal(400, "top_logprobs needs logprobs to be true", "top_logprobs")
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = sampling_params(body, salt, max_tokens=most, logprobs=logprobs)
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+    functions = read_functions(tools)
+    named = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
+    choice = read_choice(named, functions)
+    offered = () if choice.mode is Mode.NONE else functions
     told = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         told.setdefault("reasoning_effort", body.reasoning_effort)
-    tools = None if body.tool_choice == "none" else [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-    _check_tools(body)
     prompt = llm.encode_chat(
         [message(one) for one in body.messages],
-        tools=tools or None,
+        tools=tools if offered else None,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
         chat_template_kwargs=told,
     )
-    return wishes(body, [llm.reader.prompt(prompt, params, {})])
+    form, several = _form(llm, prompt, offered), body.parallel_tool_calls is not False
+    written, grammar = form.grammar(choice, several=several), grammar_of(body)
+    if written is not None and grammar is not None:
+        raise Refusal(400, "tool_choice and another field ask for different forms of one answer", "tool_choice")
+    if grammar is not None:  # the grammar describes all of the answer, which so begins with no reasoning
+        form = replace(form, reasoning=None, reasoning_open=False)
+    params = _chat_params(body, salt, grammar if written is None else Grammar.lark(written), form)
+    return replace(wishes(body, [llm.reader.prompt(prompt, params, {})]), form=form, one_call=not several)
+
+
+def _form(llm: LLM, prompt: Sequence[int], functions: Sequence[Function]) -> AnswerFormat:
+    """How the model writes an answer to a prompt."""
+    tokenizer = llm.tokenizer
+    assert tokenizer is not None
+    end = tokenizer.decode(prompt[-_END:], skip_special_tokens=False)
+    return answer_format(tokenizer.template_text, tokenizer.special_spellings, end, functions)
+
+
+def _chat_params(body: ChatRequest, salt: str | None, grammar: Grammar | None, form: AnswerFormat) -> SamplingParams:
+    if body.top_logprobs and not body.logprobs:
+        raise Refusal(400, "top_logprobs needs logprobs to be true", "top_logprobs")
+    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    more: dict[str, Any] = {"skip_special_tokens": False} if form.needs_special_tokens else {}
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return sampling_params(body, salt, grammar, max_tokens=most, logprobs=logprobs, **more)
 
 
 def completion_wishes(body: CompletionRequest, llm: LLM, salt: str | None) -> Wishes:
@@ -139,7 +175,7 @@ def completion_wishes(body: CompletionRequest, llm: LLM, salt: str | None) -> Wi
         Refusal: fields contradict each other.
     """
     most = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    params = sampling_params(body, salt, max_tokens=most, logprobs=body.logprobs, **_of_echo(body))
+    params = sampling_params(body, salt, grammar_of(body), max_tokens=most, logprobs=body.logprobs, **_of_echo(body))
     prompts: list[Any] = [body.prompt] if _is_one(body.prompt) else list(body.prompt)
     plain = body.add_special_tokens is False and llm.tokenizer is not None
     ids = [
@@ -164,12 +200,3 @@ def message(one: Message) -> dict[str, Any]:
     """A message as chat templates read it."""
     said = one.model_dump(exclude_none=True, exclude={"refusal", "audio", "function_call", "annotations"})
     return said if said.get("content") is not None or said.get("tool_calls") else said | {"content": ""}
-
-
-def _check_tools(body: ChatRequest) -> None:
-    """Refuse a choice of tools that are not there."""
-    names = [tool.function.name for tool in body.tools or ()]
-    if isinstance(body.tool_choice, NamedTool) and (name := body.tool_choice.function.name) not in names:
-        raise Refusal(400, f"tool_choice names {name!r}, which tools does not have", "tool_choice")
-    if body.tool_choice == "required" and not names:
-        raise Refusal(400, "tool_choice is required, but there are no tools", "tool_choice")

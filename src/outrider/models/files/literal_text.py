@@ -26,7 +26,6 @@ _ALIAS: Final = "\ufdd1"
 _WRITTEN_MARK: Final = re.compile(r"\ufdd0|\\+ufdd0")
 """A mark as a template writes it; JSON in ASCII and Python's ``repr`` escape it."""
 _FOREIGN: Final = re.compile(r"[\ufdd0\ufdd1]|\\ufdd0", re.IGNORECASE)
-_NOTHING: Final = re.compile(r"(?!)")
 _WORDS: Final = frozenset({"role", "type"})
 """Keys whose values templates build special tokens from; only whole spellings are marked there."""
 
@@ -54,8 +53,8 @@ class LiteralText:
         self._added = {token.content: (i, token) for i, token in backend.get_added_tokens_decoder().items()}
         marked = [t.content for _, t in self._added.values() if t.special and not t.single_word and len(t.content) > 1]
         self._marked = frozenset(marked)
-        self._whole = re.compile(first_characters(marked, open_end=False)) if marked else _NOTHING
-        self._begun = re.compile(first_characters(marked, open_end=True)) if marked else _NOTHING
+        self._whole = re.compile(first_characters(marked, open_end=False))
+        self._begun = re.compile(first_characters(marked, open_end=True))
         self._by_template: dict[str, re.Pattern[str]] = {}
 
     def mark(self, told: Told, template: str) -> Told:
@@ -110,6 +109,10 @@ class LiteralText:
             )
         return [real.get(i, i) for i in ids]
 
+    def prepare(self) -> None:
+        """Copy the tokenizer now, which takes up to a second, instead of with the first text that needs it."""
+        _ = self._copy, self._own
+
     @staticmethod
     def without_marks(text: str) -> str:
         """Return the text without marks."""
@@ -137,7 +140,7 @@ class LiteralText:
         known = self._by_template.get(template)
         if known is None:
             kept = self._marked - _looked_for(template, self._marked)
-            known = re.compile(first_characters(kept, open_end=True)) if kept else _NOTHING
+            known = re.compile(first_characters(kept, open_end=True))
             self._by_template[template] = known
         return known
 
@@ -168,8 +171,6 @@ class LiteralText:
 
 def _looked_for(template: str, spellings: Collection[str]) -> set[str]:
     """The spellings that a template searches texts for."""
-    if not spellings:
-        return set()
     one = one_of(spellings)
     place = rf"""(['"])({one})\1\s+(?:not\s+)?in\b|\.(?:split|startswith|endswith|replace)\(\s*['"]({one})['"]"""
     return {match[2] or match[3] for match in re.finditer(place, template)}

@@ -9,6 +9,8 @@ from typing import Any
 _END = ""
 """Key of a trie's node at which a spelling ends."""
 
+_NOTHING = "(?!)"
+
 
 def one_of(spellings: Iterable[str]) -> str:
     """Return an expression for any of the spellings; of two at one place the longer matches."""
@@ -26,14 +28,14 @@ def first_characters(spellings: Iterable[str], *, open_end: bool) -> str:
     Spellings that overlap are all found, because a match is one character.
 
     Args:
-        spellings: at least one.
+        spellings: none match nothing.
         open_end: also match where the text ends before the spelling does.
     """
     rests = [
         f"{re.escape(first)}(?={_expression(rest, open_end=open_end, inside=True)})"
         for first, rest in sorted(_trie(spellings).items())
     ]
-    return "|".join(rests)
+    return "|".join(rests) or _NOTHING
 
 
 def _trie(spellings: Iterable[str]) -> dict[str, Any]:
@@ -56,4 +58,6 @@ def _expression(node: dict[str, Any], *, open_end: bool, inside: bool = False) -
         options.append("")
     elif open_end and inside:
         options.append(r"\Z")
+    if not options:
+        return _NOTHING
     return options[0] if len(options) == 1 else f"(?:{'|'.join(options)})"

@@ -134,6 +134,11 @@ class Tokenizer:
         kind = _ByteStream if self._byte_level else _WindowStream
         return kind(self, self.special_ids if skip_special_tokens else frozenset())
 
+    @property
+    def template_text(self) -> str:
+        """The chat templates as one text, for those who look for what they write; empty if there is none."""
+        return _joined(self.chat_template)
+
     @cached_property
     def vocabulary(self) -> dict[int, str]:
         """Every real id with its token as the vocabulary spells it."""
@@ -152,7 +157,12 @@ class Tokenizer:
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids that `skip_special_tokens` removes."""
-        return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
+        return frozenset(self.special_spellings.values())
+
+    @cached_property
+    def special_spellings(self) -> dict[str, int]:
+        """The same ids by the tokens' spellings."""
+        return {token.content: i for i, token in self.backend.get_added_tokens_decoder().items() if token.special}
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of a token inside a text; b"" for an id that is not in the vocabulary."""

@@ -26,6 +26,7 @@ export function niceTop(value) {
 /** The same for counts, whose half must be whole. */
 export const evenTop = (value) => 2 * Math.ceil(niceTop(Math.max(1, value / 2)));
 
+const minutes = (seconds) => (seconds < 60 ? `${seconds} s` : `${seconds / 60} min`);
 const rounded = (value) => Math.round(value * 10) / 10;
 
 /** A card with a title, the figure of the moment, a plot, a key, and what it says while it is empty. */
@@ -92,8 +93,8 @@ export class Chart {
   /** Label a time axis. */
   timeAxis(span) {
     const marks = [
-      [span, `${span / 60} min ago`, "start"],
-      [span / 2, `${span / 120} min`, "middle"],
+      [span, `${minutes(span)} ago`, "start"],
+      [span / 2, minutes(span / 2), "middle"],
       [0, "now", "end"],
     ];
     for (const [ago, text, anchor] of marks) {

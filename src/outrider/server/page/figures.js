@@ -14,9 +14,8 @@ function speed(timings) {
   if (timings?.plain_tokens_per_second > 0) {
     const plain = timings.plain_tokens_per_second;
     found.push([`plain about ${number(plain, 2)}`, "Estimated tokens per second without speculation"]);
-    if (timings.tokens_per_second > 0) {
-      found.push([`${(timings.tokens_per_second / plain).toFixed(1)}×`, "Estimated speedup over plain decoding", "gain"]);
-    }
+    const gain = timings.tokens_per_second / plain;
+    if (gain > 0) found.push([`${gain.toFixed(1)}×`, "Estimated speedup over plain decoding", gain >= 1 ? "gain" : ""]);
   }
   return found;
 }

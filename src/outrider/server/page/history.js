@@ -1,6 +1,7 @@
 // What /stats told in the last two minutes.  It tells totals; what happened is their differences.
 
-export const SPAN = 120; // seconds on the page
+export const SPAN = 120; // seconds that are kept
+const SHORTER = [30, 60]; // seconds on the page while the history is young
 export const BUCKET = 5; // seconds of one bar
 const GAP = 4; // seconds between two samples that hide what happened in between
 
@@ -28,6 +29,12 @@ export class History {
 
   get latest() {
     return this.samples.at(-1) ?? null;
+  }
+
+  /** The seconds that charts over time show. */
+  get span() {
+    const age = this.latest.time - this.samples[0].time;
+    return SHORTER.find((seconds) => age <= seconds) ?? SPAN;
   }
 
   /** How much a total grew over the whole span. */

@@ -2,7 +2,7 @@
 
 import { Chart, evenTop, niceTop } from "./charts.js";
 import { count, number, percent } from "./format.js";
-import { BUCKET, SPAN, sumOf } from "./history.js";
+import { BUCKET, sumOf } from "./history.js";
 
 const MOST_POSITIONS = 16;
 const PHASES = ["verify", "draft", "mixed", "prefill", "other"]; // from the bottom up
@@ -23,8 +23,8 @@ const throughput = {
     const plain = history.latest.one_row_seconds ? 1 / history.latest.one_row_seconds : 0;
     const now = history.rateNow((stats) => stats.tokens);
     chart.begin(niceTop(Math.max(plain, ...points.map(({ value }) => value ?? 0))), `${number(now)} tokens/s`);
-    chart.timeAxis(SPAN);
-    chart.line(points, SPAN, "ink", { filled: true });
+    chart.timeAxis(history.span);
+    chart.line(points, history.span, "ink", { filled: true });
     if (plain) chart.level(plain, `dashed: one request, plain, about ${number(plain, 2)}`);
   },
 };
@@ -102,9 +102,9 @@ const queue = {
       return;
     }
     chart.begin(evenTop(most), `KV cache ${percent(use ?? 0)}`);
-    chart.timeAxis(SPAN);
-    chart.line(values("running"), SPAN, "ink", { filled: true, stepped: true });
-    chart.line(values("waiting"), SPAN, "second", { stepped: true });
+    chart.timeAxis(history.span);
+    chart.line(values("running"), history.span, "ink", { filled: true, stepped: true });
+    chart.line(values("waiting"), history.span, "second", { stepped: true });
     chart.keys([
       { className: "ink", name: "running", figure: running },
       { className: "second", name: "waiting", figure: waiting },
@@ -132,8 +132,8 @@ const cache = {
       title: `${bar.values[0]} cached, ${bar.values[1]} computed`,
     }));
     chart.begin(niceTop(Math.max(...bars.map(({ values }) => sumOf(values)))), `${percent(cached / (cached + computed))} hits`);
-    chart.timeAxis(SPAN);
-    chart.stacks(bars, BUCKET, SPAN, ["ink", "pale"]);
+    chart.timeAxis(history.span);
+    chart.stacks(bars, BUCKET, history.span, ["ink", "pale"]);
     chart.keys([
       { className: "ink", name: "cached", figure: number(cached) },
       { className: "pale", name: "computed", figure: number(computed) },
@@ -163,8 +163,8 @@ const seconds = {
     });
     const [first, last] = [history.samples[0], history.latest];
     chart.begin(1, `${percent(Math.min(1, busy / (last.time - first.time)))} busy`, percent);
-    chart.timeAxis(SPAN);
-    chart.stacks(bars, BUCKET, SPAN, PHASES);
+    chart.timeAxis(history.span);
+    chart.stacks(bars, BUCKET, history.span, PHASES);
     chart.keys(PHASES.map((name, index) => ({ className: name, name, figure: percent(totals[index] / busy) })));
   },
 };

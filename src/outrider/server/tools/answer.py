@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from outrider.server.reasoning import ReasoningMarkers, find_markers, opened_by, read_reasoning
@@ -50,15 +51,12 @@ class AnswerFormat:
     reasoning: ReasoningMarkers | None = None
     reasoning_open: bool = False
     """Whether the prompt has opened the reasoning that the answer begins with."""
-    markers: frozenset[str] = field(init=False)
-    """Spellings that begin or end parts of the answer."""
 
-    def __post_init__(self) -> None:
-        """Collect the markers."""
-        ours = (self.family.markers if self.family else ()) + (
-            (self.reasoning.opener, self.reasoning.closer) if self.reasoning else ()
-        )
-        object.__setattr__(self, "markers", frozenset(ours))
+    @cached_property
+    def markers(self) -> frozenset[str]:
+        """Spellings that begin or end parts of the answer."""
+        calls = self.family.markers if self.family else ()
+        return frozenset((*calls, self.reasoning.opener, self.reasoning.closer) if self.reasoning else calls)
 
     @property
     def needs_special_tokens(self) -> bool:
@@ -104,7 +102,7 @@ def answer_format(
 
     Args:
         template: the chat template that wrote the prompt.
-        special_tokens: ids of the tokenizer's special tokens by their spellings.
+        special_tokens: ids of special tokens by their spellings, as ``Tokenizer.special_spellings`` has them.
         prompt: the prompt as text with special tokens, or its end.
         functions: those that the model may call; none with ``tool_choice="none"``.
 
@@ -130,7 +128,7 @@ class AnswerParser:
 
     Nothing raises.  What never becomes a call with a name is content, as it was written.  A call whose arguments break
     or are cut stays a call with what was written.  Functions that were not offered are called like others, except where
-    calls have no marker, as Llama's.
+    calls have no marker.
     """
 
     def __init__(self, form: AnswerFormat) -> None:
@@ -162,6 +160,6 @@ def _read_answer(feed: Feed, form: AnswerFormat) -> Steps[None]:
     if form.reasoning is not None:
         yield from read_reasoning(feed, form.reasoning, opened=form.reasoning_open)
     if form.family is not None:
-        yield from form.family.read(feed, frozenset(function.name for function in form.functions))
+        yield from form.family.read(feed, form.functions)
     else:
         yield from feed.copy_text("", feed.say)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.server.tools.feed import Feed, Steps
+from outrider.server.tools.functions import Function
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class ToolFamily:
     """Spellings that begin, divide or end calls; in some tokenizers they are special tokens."""
     opener: str
     """The marker that begins a call anywhere in an answer; "" if calls only begin the answer, without a marker."""
-    read: Callable[[Feed, Collection[str]], Steps[None]]
-    """Reads an answer to its end, given the names of the functions that were offered."""
+    read: Callable[[Feed, Sequence[Function]], Steps[None]]
+    """Reads an answer to its end, given the functions that were offered."""
     written: Callable[[str], Written]
     """How calls are written, given the chat template."""
     new_id: Callable[[], str]

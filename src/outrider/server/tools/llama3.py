@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Final
 
 from outrider.server.tools.call import CallOutcome, any_name, read_call
 from outrider.server.tools.family import ToolFamily, Written, long_id
 from outrider.server.tools.feed import SPACE, Feed, Marks, Steps
+from outrider.server.tools.functions import Function
 
 _TAG: Final = "<|python_tag|>"
 _BETWEEN: Final = re.compile(r"[\s;,]*")
 _TAGS: Final = Marks([_TAG])
 
 
-def _read(feed: Feed, names: Collection[str]) -> Steps[None]:
+def _read(feed: Feed, functions: Sequence[Function]) -> Steps[None]:
     """Without a marker only the name of an offered function makes a call: the answer may be JSON itself."""
+    names = frozenset(function.name for function in functions)
     tagged = False
     feed.hold()
     while True:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import secrets
 import string
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Final
 
 from outrider.server.tools.call import CallOutcome, any_name, read_call
 from outrider.server.tools.family import ToolFamily, Written
 from outrider.server.tools.feed import SPACE, Feed, Marks, Steps
+from outrider.server.tools.functions import Function
 
 _CALLS: Final = "[TOOL_CALLS]"
 _ARGS: Final = "[ARGS]"
@@ -21,7 +22,7 @@ _LIST: Final = re.compile(r"\[TOOL_CALLS\]\s*\[")
 _NEXT: Final = Marks([_CALLS])
 
 
-def _read(feed: Feed, _: Collection[str]) -> Steps[None]:
+def _read(feed: Feed, _: Sequence[Function]) -> Steps[None]:
     found = yield from feed.copy_text(_CALLS, feed.say)
     while found:
         yield from feed.take_all(SPACE)
