@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from outrider.server import chat, completions, failures
+from outrider.server import chat, completions, document, failures
 from outrider.server.access import AccessLog
 from outrider.server.board import Board
 from outrider.server.bodies import BodyRoute
@@ -37,7 +37,6 @@ from outrider.server.wire.others import (
     TokenizeRequest,
     Version,
 )
-from outrider.server.wire.shared import ErrorBody
 from outrider.server.wishes import Wishes, chat_wishes, completion_wishes, message
 
 _Answer = TypeVar("_Answer")
@@ -56,9 +55,6 @@ _NOT_SERVED: Final = {
     "/v1/batches": "batches",
 }
 """Routes of OpenAI's that are refused, and what they would serve."""
-_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 429, 500, 503)
-}
 
 
 def make_app(desk: Desk) -> FastAPI:
@@ -67,7 +63,7 @@ def make_app(desk: Desk) -> FastAPI:
     Args:
         desk: admits requests.
     """
-    app = FastAPI(title="Outrider", version=version("outrider"), docs_url=None, redoc_url=None, responses=_ERRORS)
+    app = FastAPI(title="Outrider", version=version("outrider"), docs_url=None, redoc_url=None)
     app.router.route_class = BodyRoute
     failures.install(app)
     _add_completions(app, desk)
@@ -80,6 +76,7 @@ def make_app(desk: Desk) -> FastAPI:
     add_admin(app, desk.llm)
     for path, what in _NOT_SERVED.items():
         app.add_api_route(path, partial(_refuse, what), methods=["POST", "GET"], include_in_schema=False)
+    document.install(app, desk.settings)
     app.add_middleware(Gate, settings=desk.settings)
     if desk.settings.cors_origins:
         app.add_middleware(
