@@ -89,6 +89,8 @@ class ServerFlags:
             send_seconds=self.send_seconds,
             drain_seconds=self.drain_seconds,
             cors_origins=self.cors_origin,
+            log_json=self.log_json,
+            log_level=self.log_level,
         )
 
     @property
@@ -119,11 +121,9 @@ def serve(
     from outrider.server.run import (  # takes a second; --help and bad flags should answer at once
         bound,
         serve,
-        start_logging,
     )
 
     settings, scheduler, plan = server.settings, server.scheduler, speculation.chosen(model.model)
-    start_logging(settings, as_json=server.log_json, level=server.log_level)
     taken = bound(settings)
     llm = model.load(plan, cache, scheduler)
     serve(llm, settings, taken, _tell_ready)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from outrider.errors import ConfigError
 from outrider.options import check_options, option
+
+_LEVELS: Final = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,10 @@ class ServerSettings:
     drain_seconds: float = option(
         60.0, "Longest time for open requests to finish after SIGTERM.", low=0.0, high=86400.0
     )
+    log_json: bool = False
+    """Whether each line of the log is a JSON object."""
+    log_level: str = "info"
+    """The least important lines to log; ``debug`` may show what users wrote."""
     cors_origins: tuple[str, ...] = ()
     """Other origins whose pages may use the server."""
 
@@ -44,6 +51,8 @@ class ServerSettings:
             ConfigError: a value is out of bounds, or a key is empty or no ASCII text.
         """
         check_options(self)
+        if self.log_level not in _LEVELS:
+            raise ConfigError(f"there is no log level {self.log_level!r}; there are: {', '.join(_LEVELS)}")
         for key in (*self.api_keys, *([] if self.admin_key is None else [self.admin_key])):
             if not key or not key.isascii() or key != key.strip():
                 raise ConfigError("server: a key must be ASCII text without spaces around it, and not empty")
