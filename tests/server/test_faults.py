@@ -117,7 +117,9 @@ class Trap:
         monkeypatch.setattr(owner, name, trapped)
 
 
-@pytest.mark.parametrize("error", [ValueError, MemoryError, KeyboardInterrupt, SystemExit, StopIteration, GeneratorExit])
+@pytest.mark.parametrize(
+    "error", [ValueError, MemoryError, KeyboardInterrupt, SystemExit, StopIteration, GeneratorExit]
+)
 @pytest.mark.parametrize("stage", ["forward", "schedule", "accept", "commit"])
 def test_a_round_that_raises(
     plain: Served, monkeypatch: pytest.MonkeyPatch, stage: str, error: type[BaseException]

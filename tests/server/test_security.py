@@ -250,7 +250,9 @@ def test_names_of_other_sites_do_not_reach_a_local_server(llm: LLM, host: str, s
 def test_any_host_where_it_listens_to_the_network(llm: LLM) -> None:
     with serving(llm, host="0.0.0.0") as served:
         for host in ("evil.example", "[", "::::", "a b"):
-            status, _, body = asked(served.port, request("/nowhere", None, "Connection: close", method="GET", host=host))
+            status, _, body = asked(
+                served.port, request("/nowhere", None, "Connection: close", method="GET", host=host)
+            )
             assert status in (400, 404)
             error_of(body)
 
