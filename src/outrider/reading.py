@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from outrider.engine.admission import with_prediction_ids
+from outrider.engine.admission import in_tokens
 from outrider.engine.call import RequestSpec
 from outrider.errors import ConfigError, RequestError
 from outrider.grammar import CompiledGrammar, Grammar
@@ -77,14 +77,14 @@ class Reader:
         return self._known.grammars.compile(grammar)
 
     def ready(self, params: Sequence[SamplingParams]) -> list[SamplingParams]:
-        """Parameters with compiled grammars and encoded predictions, so that rounds wait for neither."""
+        """Parameters with everything compiled and encoded, so that no round waits for it."""
         read = {id(one): self._ready(one) for one in params}
         return [read[id(one)] for one in params]
 
     def _ready(self, params: SamplingParams) -> SamplingParams:
         if params.grammar is not None:
             params = replace(params, grammar=self.compiled(params.grammar))
-        return params if self._known is None else with_prediction_ids(params, self._known)
+        return in_tokens(params, self._known)
 
     def _written(self, conversation: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> list[int]:
         return self._tokenizer.encode_chat(conversation, **told)

@@ -382,6 +382,12 @@ def test_a_body_that_is_no_json_object_says_so(client: httpx.Client) -> None:
         assert "JSON object" in told.json()["error"]["message"]
 
 
+def test_lists_of_any_values_are_read(client: httpx.Client) -> None:
+    for values in ([[1], 2], [{"a": 1}, "x", None], [1, [2]], [[[]], [], {}], []):
+        wish = {"messages": MESSAGES, "max_tokens": 1, "chat_template_kwargs": {"values": values}}
+        assert client.post("/v1/chat/completions", json=wish).status_code == 200
+
+
 # ----------------------------------------------------------------------------------------- errors and leaving
 
 

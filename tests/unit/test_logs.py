@@ -75,6 +75,9 @@ class TestLines:
         assert found.items() >= {"level": "info", "request_id": "req-1", "status": 200, "seconds": 0.5}.items()
         assert "rounds" not in found
 
+    def test_a_line_without_an_id_ends_with_its_figures(self) -> None:
+        assert str(RequestLine("", "GET", "/x", 404, 0.5, "no_such_model")) == "GET /x 404 in 0.500 s · no_such_model"
+
     def test_what_the_server_did_wrong_is_an_error(self) -> None:
         log = Log(as_json=True, level="error")
         log_request(LINE)

@@ -40,6 +40,10 @@ class ServerFlags:
     """The model's name for clients; default: the file's."""
     max_running: Annotated[int, Parameter(metavar="N", alias="--max-num-seqs")] = _LIMITS.max_running
     """Most requests that run at a time."""
+    log_json: Annotated[bool, Parameter(negative="", group=MORE_SERVER)] = False
+    """Log one JSON object per line."""
+    log_level: Annotated[str, Parameter(metavar="NAME", group=MORE_SERVER)] = "info"
+    """debug, info, warning or error; debug may show prompts."""
     max_waiting: Annotated[int, Parameter(metavar="N", group=MORE_SERVER)] = _DEFAULT.max_waiting
     """Most requests that wait; more get 429."""
     max_rows: Annotated[int, Parameter(metavar="N", alias="--max-num-batched-tokens", group=MORE_SERVER)] = (
@@ -112,9 +116,14 @@ def serve(
         cache: options of the KV cache.
         server: where the server listens, and who may use it.
     """
-    from outrider.server.run import bound, serve  # takes a second; --help and bad flags should answer at once
+    from outrider.server.run import (  # takes a second; --help and bad flags should answer at once
+        bound,
+        serve,
+        start_logging,
+    )
 
     settings, scheduler, plan = server.settings, server.scheduler, speculation.chosen(model.model)
+    start_logging(settings, as_json=server.log_json, level=server.log_level)
     taken = bound(settings)
     llm = model.load(plan, cache, scheduler)
     serve(llm, settings, taken, _tell_ready)

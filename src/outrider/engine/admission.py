@@ -100,16 +100,19 @@ def bad_word_ids(words: Sequence[Sequence[int] | str], tokenizer: Tokenizer) -> 
     return tuple(found)
 
 
-def with_prediction_ids(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-    """Parameters whose prediction is token ids.
+def in_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+    """The same parameters with bad words and prediction as token ids; without a tokenizer nothing changes.
 
-    Args:
-        params: those of one request.
-        tokenizer: the model's own.
+    Raises:
+        ConfigError: a bad word holds no token.
     """
-    if not isinstance(params.prediction, str):
+    if tokenizer is None:
         return params
-    return replace(params, prediction=tuple(tokenizer.encode(params.prediction, add_special_tokens=False)))
+    if isinstance(params.prediction, str):
+        params = replace(params, prediction=tuple(tokenizer.encode(params.prediction, add_special_tokens=False)))
+    if any(isinstance(word, str) for word in params.bad_words):
+        params = replace(params, bad_words=bad_word_ids(params.bad_words, tokenizer))
+    return params
 
 
 def _most_nodes(params: SamplingParams) -> int:
@@ -117,20 +120,6 @@ def _most_nodes(params: SamplingParams) -> int:
     if params.speculate is False:
         return 1
     return sys.maxsize if params.max_draft_tokens is None else 1 + params.max_draft_tokens
-
-
-def in_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-    """The same parameters with token ids for all texts that have them; a second time changes nothing.
-
-    Raises:
-        ConfigError: a bad word holds no token.
-    """
-    if tokenizer is None:
-        return params
-    params = with_prediction_ids(params, tokenizer)
-    if not any(isinstance(word, str) for word in params.bad_words):
-        return params
-    return replace(params, bad_words=bad_word_ids(params.bad_words, tokenizer))
 
 
 def _check(

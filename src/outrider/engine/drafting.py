@@ -8,6 +8,7 @@ from functools import cached_property
 from outrider.drafters.base import Committed, DraftContext, Drafter, DraftSequence
 from outrider.engine.guard import GuardedDrafter
 from outrider.engine.picker import DrawingPicker
+from outrider.engine.watchdog import Watchdog
 from outrider.errors import ConfigError
 from outrider.models.base import TargetOutput
 from outrider.requests.turn import Turn
@@ -23,14 +24,16 @@ class Drafting:
             observes every round, so a request may move from one to another between two rounds.
         draws: how the acceptance rule wants a distribution turned into proposals.
         vocabulary: token ids at or past this may not be drafted.
+        timeout: seconds that a drafter may take for one call; 0 bounds none.
     """
 
     picker_type: type[DrawingPicker] = DrawingPicker
 
-    def __init__(self, drafters: Mapping[str, Drafter], draws: Draws, vocabulary: int) -> None:
+    def __init__(self, drafters: Mapping[str, Drafter], draws: Draws, vocabulary: int, timeout: float = 0.0) -> None:
         self.methods = tuple(drafters)
         """Names of the loaded methods; a budget's ``drafter`` is an index of these."""
-        self.drafters = [GuardedDrafter(drafter, vocabulary) for drafter in drafters.values()]
+        watchdog = Watchdog(timeout)
+        self.drafters = [GuardedDrafter(drafter, vocabulary, watchdog) for drafter in drafters.values()]
         self.hidden_layers = tuple(sorted({layer for each in self.drafters for layer in each.needs.hidden_layers}))
         self._draws = draws
 
@@ -42,6 +45,12 @@ class Drafting:
         """
         if name is not None and name not in self.methods:
             raise ConfigError(f"algorithm: {name!r} is not loaded in this engine, which has: {', '.join(self.methods)}")
+
+    @property
+    def switched_off(self) -> dict[tuple[str, str], int]:
+        """Requests for which a faulty drafter was switched off, by (method, reason)."""
+        pairs = zip(self.methods, self.drafters, strict=True)
+        return {(name, reason): n for name, drafter in pairs for reason, n in drafter.switched_off.items()}
 
     def adopt(self, key: str, tokens: Sequence[int], most: int) -> int:
         """How many of ``most`` reusable target rows a request may adopt: the least that any drafter allows."""

@@ -75,7 +75,7 @@ class Engine:
     ) -> None:
         self.target, self.tokenizer, self.pool = target, tokenizer, pool
         self.verifier, self.controller, self.vocabulary = verifier, controller, vocabulary
-        self.drafting = Drafting(drafters, verifier.draws, vocabulary)
+        self.drafting = Drafting(drafters, verifier.draws, vocabulary, config.draft_timeout)
         check_layers(self.drafting.hidden_layers, target.layers)
         self.cache = pool.cache(TARGET, row_invariant=target.row_invariant)
         forces = verifier.deterministic and target.rollback is not Rollback.NONE

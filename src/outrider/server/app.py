@@ -13,7 +13,8 @@ from fastapi import FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from outrider.server import chat, completions, failures
+from outrider.server import chat, completions, document, failures
+from outrider.server.access import AccessLog
 from outrider.server.board import Board
 from outrider.server.bodies import BodyRoute
 from outrider.server.desk import Desk
@@ -36,7 +37,6 @@ from outrider.server.wire.others import (
     TokenizeRequest,
     Version,
 )
-from outrider.server.wire.shared import ErrorBody
 from outrider.server.wishes import Wishes, chat_wishes, completion_wishes, message
 
 _Answer = TypeVar("_Answer")
@@ -55,9 +55,6 @@ _NOT_SERVED: Final = {
     "/v1/batches": "batches",
 }
 """Routes of OpenAI's that are refused, and what they would serve."""
-_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 429, 500, 503)
-}
 
 
 def make_app(desk: Desk) -> FastAPI:
@@ -66,18 +63,20 @@ def make_app(desk: Desk) -> FastAPI:
     Args:
         desk: admits requests.
     """
-    app = FastAPI(title="Outrider", version=version("outrider"), docs_url=None, redoc_url=None, responses=_ERRORS)
+    app = FastAPI(title="Outrider", version=version("outrider"), docs_url=None, redoc_url=None)
     app.router.route_class = BodyRoute
     failures.install(app)
     _add_completions(app, desk)
     _add_models(app, desk)
     _add_tokens(app, desk)
     _add_health(app, desk)
-    add_board(app, Board(desk))
+    board = Board(desk)
+    add_board(app, board)
     add_page(app)
     add_admin(app, desk.llm)
     for path, what in _NOT_SERVED.items():
         app.add_api_route(path, partial(_refuse, what), methods=["POST", "GET"], include_in_schema=False)
+    document.install(app, desk.settings)
     app.add_middleware(Gate, settings=desk.settings)
     if desk.settings.cors_origins:
         app.add_middleware(
@@ -86,6 +85,7 @@ def make_app(desk: Desk) -> FastAPI:
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
         )
+    app.add_middleware(AccessLog, metrics=board.requests, algorithm=lambda: board.facts.algorithm)
     return app
 
 
@@ -97,8 +97,9 @@ def _add_completions(app: FastAPI, desk: Desk) -> None:
     @app.post("/v1/chat/completions", response_model=ChatAnswer)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         _check_model(desk, body.model)
-        read = partial(chat_wishes, body, desk.llm, desk.salt(request.state.tenant, body.cache_salt))
+        read = partial(chat_wishes, body, desk.llm, desk.caller(request.state.tenant, body.cache_salt))
         exchange = Exchange(desk, await desk.read(_size(request), read), "chatcmpl")
+        request.state.requests = exchange
         if exchange.wishes.streams:
             return await _streamed(desk, chat.chunks(exchange))
         return _json(await _unless_gone(request, chat.answer(exchange)))
@@ -106,9 +107,10 @@ def _add_completions(app: FastAPI, desk: Desk) -> None:
     @app.post("/v1/completions", response_model=CompletionAnswer)
     async def text_completions(body: CompletionRequest, request: Request) -> Response:
         _check_model(desk, body.model)
-        read = partial(completion_wishes, body, desk.llm, desk.salt(request.state.tenant, body.cache_salt))
+        read = partial(completion_wishes, body, desk.llm, desk.caller(request.state.tenant, body.cache_salt))
         wishes: Wishes = await desk.read(_size(request), read)
         exchange = Exchange(desk, wishes, "cmpl")
+        request.state.requests = exchange
         echoes = [_echo(desk, ids) if body.echo else "" for ids, _ in wishes.specs]
         if wishes.streams:
             return await _streamed(desk, completions.chunks(exchange, echoes))

@@ -63,6 +63,6 @@ def read_json(body: bytes) -> Any:
             if len(item) > _MOST_KEYS:
                 raise Refusal(400, f"an object of the body has {len(item)} keys; {_MOST_KEYS} are the most")
             waiting += [child for child in item.values() if isinstance(child, (dict, list))]
-        elif item and isinstance(item[0], (dict, list)):  # checks of plain items stop at the first error
-            waiting += item
+        elif isinstance(item, list) and item and isinstance(item[0], (dict, list)):
+            waiting += item  # a list that begins plainly is checked in no time, or stops at its first wrong item
     return value

@@ -22,6 +22,7 @@ from outrider.requests.request import Request
 from outrider.requests.turn import Progress
 from outrider.server.failures import Refusal, draining
 from outrider.server.settings import ServerSettings
+from outrider.server.wishes import Caller
 
 _Result = TypeVar("_Result")
 _LONGEST_RETRY: Final = 60
@@ -229,9 +230,14 @@ class Desk:
         """Wait until no request is open."""
         await self._empty.wait()
 
-    def salt(self, tenant: str | None, wished: str | None) -> str | None:
-        """The cache salt of a request: its own, kept apart by tenant unless tenants share."""
+    def caller(self, tenant: str | None, wished: str | None) -> Caller:
+        """Whose request it is, with a cache salt that keeps tenants apart unless they share.
+
+        Args:
+            tenant: the owner of its key.
+            wished: the salt that it asks for.
+        """
         parts = [None if self.settings.share_cache else tenant, wished]
         if parts == [None, None]:
-            return None
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
+            return Caller(tenant)
+        return Caller(tenant, hashlib.sha256(repr(parts).encode()).hexdigest())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, NamedTuple
 
@@ -69,6 +69,10 @@ class Exchange:
     def requests(self) -> list[Request]:
         """The requests of all prompts, in order."""
         return [request for group in self.groups for request in group]
+
+    def __iter__(self) -> Iterator[Request]:
+        """The requests, as far as the engine has taken them."""
+        return iter(self.requests)
 
     @property
     def tokenizer(self) -> Tokenizer:

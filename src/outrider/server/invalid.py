@@ -70,7 +70,7 @@ def _told(name: str, items: Sequence[Mapping[str, Any]]) -> str:
     kinds = {item["type"] for item in items}
     if "extra_forbidden" in kinds:
         return f"there is no field {name}"
-    said = list(dict.fromkeys(item["msg"] for item in items))
+    said = list(dict.fromkeys(item["msg"].removeprefix("Value error, ") for item in items))
     others = [message.removeprefix(_EXPECTED) for message in said[1:] if message.startswith(_EXPECTED)]
     told = " or ".join([said[0], *others])
     return f"{name}: {told}" if name else told

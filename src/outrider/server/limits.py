@@ -94,11 +94,11 @@ class Gate:
             await self._app(routed, _Body(receive, self._most, self._settings.receive_seconds), answer)
         except asyncio.CancelledError:  # the server ends at once; uvicorn closes the connection
             if not begun:
-                await draining().response()(scope, receive, answer)
+                await draining().response(scope)(scope, receive, answer)
         except Exception as error:
             if begun:
                 raise
-            await refusal_of(error).response()(scope, receive, answer)
+            await refusal_of(error).response(scope)(scope, receive, answer)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """Refuse a request that may not reach the routes.

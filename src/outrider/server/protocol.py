@@ -161,7 +161,7 @@ async def _turn_away(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer where there are too many connections."""
     headers = {**SAFE, "Retry-After": "1", "Connection": "close"}
     refusal = Refusal(503, "the server has too many connections; try again later", code="overloaded", headers=headers)
-    await refusal.response()(scope, receive, send)
+    await refusal.response(scope)(scope, receive, send)
 
 
 def watch(connections: set[Any], now: float) -> None:

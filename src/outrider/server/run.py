@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import logging.config
 import math
 import resource
 import socket
@@ -18,9 +19,11 @@ from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.server.app import make_app
 from outrider.server.desk import Desk
+from outrider.server.logs import log_config
 from outrider.server.protocol import guarded, watch
 from outrider.server.settings import ServerSettings
 
+LEVELS: Final = ("debug", "info", "warning", "error")
 _BACKLOG: Final = 2048
 _FILES: Final = 256
 """Open files beside the connections."""
@@ -47,6 +50,23 @@ def bound(settings: ServerSettings) -> socket.socket:
         told = f"cannot listen on {where}: {error.strerror or error}; choose another --host or --port"
         raise ConfigError(told) from None
     return taken
+
+
+def start_logging(settings: ServerSettings, *, as_json: bool, level: str) -> None:
+    """Log to standard error from now on, without keys and without what users write.
+
+    Args:
+        settings: names the keys.
+        as_json: one JSON object per line.
+        level: ``debug``, ``info``, ``warning`` or ``error``.
+
+    Raises:
+        ConfigError: there is no such level.
+    """
+    if level not in LEVELS:
+        raise ConfigError(f"there is no log level {level!r}; there are: {', '.join(LEVELS)}")
+    keys = [*settings.api_keys, *([] if settings.admin_key is None else [settings.admin_key])]
+    logging.config.dictConfig(log_config(as_json=as_json, level=level, keys=keys))
 
 
 def serve(llm: LLM, settings: ServerSettings, taken: socket.socket, tell: Callable[[str], None]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from outrider.server.board import Board
 
@@ -14,7 +14,7 @@ from outrider.server.board import Board
 def add_board(app: FastAPI, board: Board) -> None:
     """Serve the figures."""
 
-    @app.get("/metrics", response_class=Response)
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         body, kind = await asyncio.to_thread(board.scrape)
         return Response(body, headers={"Content-Type": kind})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from outrider.server.wire.shared import (
     ANSWER,
@@ -93,6 +93,13 @@ class NamedTool(BaseModel):
 class ChatRequest(SamplingFields):
     """A conversation to answer."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"messages": [{"role": "user", "content": "Tell me of the sea."}], "max_tokens": 64, "stream": True}
+            ]
+        }
+    )
     messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None

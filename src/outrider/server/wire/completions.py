@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.server.wire.shared import ANSWER, SamplingFields, Timings, TokenId, Usage, absent
 
@@ -15,6 +15,11 @@ TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 class CompletionRequest(SamplingFields):
     """A prompt, or several, to complete."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"prompt": "def fibonacci(n):", "max_tokens": 64, "temperature": 0, "stop": ["\n\n"]}]
+        }
+    )
     prompt: (
         str
         | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
