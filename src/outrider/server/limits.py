@@ -22,7 +22,8 @@ _ADMIN: Final = "/admin/"
 _LOCAL: Final = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 _HOST: Final = re.compile(r"(\[[^\]]*\]|[^:]*)(?::\d*)?")
 _ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-_SAFE: Final = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+SAFE: Final = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+"""Headers of every answer."""
 
 
 class Keys:
@@ -83,7 +84,7 @@ class Gate:
                 begun.append(message)
                 told = MutableHeaders(raw=message["headers"])
                 told["X-Request-Id"] = name
-                for header, value in _SAFE.items():
+                for header, value in SAFE.items():
                     told.setdefault(header, value)
             await send(message)
 
