@@ -8,6 +8,8 @@ from typing import Final
 from outrider.errors import ConfigError
 from outrider.options import check_options, option
 
+LOCAL: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+"""What a server for this machine alone is called."""
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -41,8 +43,15 @@ class ServerSettings:
     """Whether each line of the log is a JSON object."""
     log_level: str = "info"
     """The least important lines to log; ``debug`` may show what users wrote."""
+    traces_endpoint: str | None = None
+    """Where spans of requests are sent, by OTLP over HTTP; None sends none."""
     cors_origins: tuple[str, ...] = ()
     """Other origins whose pages may use the server."""
+
+    @property
+    def local(self) -> bool:
+        """Whether only programs of this machine reach the server."""
+        return self.host in LOCAL
 
     def __post_init__(self) -> None:
         """Check the bounds.
