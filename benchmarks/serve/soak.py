@@ -46,6 +46,8 @@ _IDLE_S: Final = 20.0
 """Cancelled requests must be gone after this time."""
 _MOST_SHOWN: Final = 20
 """Failures that the result tells in full."""
+_POINTS: Final = 100
+"""Samples of memory that the result tells."""
 _LAST: Final = 4
 """Streams that are open when the server is asked to end."""
 
@@ -269,6 +271,7 @@ def judged_growth(memory: Sequence[tuple[int, int]], requests: int) -> dict[str,
         "begin_mib": sizes[0],
         "most_mib": max(sizes),
         "end_mib": sizes[-1],
+        "series_mib": [(ended, round(size / 2**20, 1)) for ended, size in memory[:: len(memory) // _POINTS + 1]],
     }
 
 
