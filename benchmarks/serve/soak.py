@@ -254,13 +254,13 @@ async def drain(server: Server, pool: Sequence[tuple[cases.Case, dict[str, Any]]
 
 
 def judged_growth(memory: Sequence[tuple[int, int]], requests: int) -> dict[str, Any]:
-    """How memory grew after the warm-up, the first third of the requests.
+    """How memory grew after the warm-up, the first half of the requests.
 
     Args:
         memory: ended requests and bytes.
         requests: all requests.
     """
-    late = [(ended, size) for ended, size in memory if ended >= requests / 3]
+    late = [(ended, size) for ended, size in memory if ended >= requests / 2]
     each = slope([ended for ended, _ in late], [size for _, size in late])
     span = late[-1][0] - late[0][0] if late else 0
     sizes = [size / 2**20 for _, size in memory] or [0.0]
