@@ -7,6 +7,7 @@ import errno
 import gc
 import logging.config
 import math
+import resource
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -22,8 +23,9 @@ from outrider.server.logs import log_config
 from outrider.server.protocol import guarded, watch
 from outrider.server.settings import ServerSettings
 
-LEVELS: Final = ("debug", "info", "warning", "error")
 _BACKLOG: Final = 2048
+_FILES: Final = 256
+"""Open files beside the connections."""
 _LAST_SECONDS: Final = 1
 """Time for the last answers to be written after open requests were given up."""
 
@@ -49,23 +51,6 @@ def bound(settings: ServerSettings) -> socket.socket:
     return taken
 
 
-def start_logging(settings: ServerSettings, *, as_json: bool, level: str) -> None:
-    """Log to standard error from now on, without keys and without what users write.
-
-    Args:
-        settings: names the keys.
-        as_json: one JSON object per line.
-        level: ``debug``, ``info``, ``warning`` or ``error``.
-
-    Raises:
-        ConfigError: there is no such level.
-    """
-    if level not in LEVELS:
-        raise ConfigError(f"there is no log level {level!r}; there are: {', '.join(LEVELS)}")
-    keys = [*settings.api_keys, *([] if settings.admin_key is None else [settings.admin_key])]
-    logging.config.dictConfig(log_config(as_json=as_json, level=level, keys=keys))
-
-
 def serve(llm: LLM, settings: ServerSettings, taken: socket.socket, tell: Callable[[str], None]) -> None:
     """Serve until a signal ends it: SIGTERM or SIGINT lets open requests finish, a second one does not.
 
@@ -75,10 +60,25 @@ def serve(llm: LLM, settings: ServerSettings, taken: socket.socket, tell: Callab
         taken: the socket from :func:`bound`.
         tell: told where the server answers, once it does.
     """
+    keys = [*settings.api_keys, *([] if settings.admin_key is None else [settings.admin_key])]
+    logging.config.dictConfig(log_config(as_json=settings.log_json, level=settings.log_level, keys=keys))
     gc.collect()
+    allow_files(settings.max_connections + _FILES)
     gc.freeze()  # what the model is made of lives as long as the server, and need not be looked at again
     with llm:
         Server(Desk(llm, settings), tell).run(sockets=[taken])
+
+
+def allow_files(count: int) -> None:
+    """Let this process open more files, as far as its user may; each connection is one, and often 1024 are the default.
+
+    Args:
+        count: files that it should be able to open.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class Server(uvicorn.Server):
