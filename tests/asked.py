@@ -28,6 +28,9 @@ class Spoken:
     """The best tokens of each place, as they were told."""
     pieces: list[str] = field(default_factory=list)
     """The text of each chunk."""
+    reasoning: str = ""
+    calls: list[dict[str, str]] = field(default_factory=list)
+    """Names and arguments of calls."""
 
     def add(self, choice: dict[str, Any]) -> None:
         """Read an answer's choice, or a chunk's."""
@@ -35,11 +38,20 @@ class Spoken:
         text = said.get("content", said.get("text")) or ""
         self.text += text
         self.pieces.append(text)
+        self.reasoning += said.get("reasoning_content") or ""
+        for place, call in enumerate(said.get("tool_calls") or ()):
+            self._add_call(call.get("index", place), call)
         if choice["finish_reason"] is not None:
             assert not self.reasons, "an output ends once"
             self.reasons = (choice["finish_reason"], choice.get("stop_reason"))
         if found := choice.get("logprobs"):
             self._add_logprobs(found)
+
+    def _add_call(self, place: int, call: dict[str, Any]) -> None:
+        if "id" in call:
+            assert place == len(self.calls), "calls come one after another"
+            self.calls.append({"name": call["function"]["name"], "arguments": ""})
+        self.calls[place]["arguments"] += call["function"].get("arguments") or ""
 
     def _add_logprobs(self, found: dict[str, Any]) -> None:
         if "content" in found:
@@ -68,6 +80,8 @@ class Said:
     def assert_equals(self, other: Said) -> None:
         """Compare texts, ends, tokens, logprobs and the number of tokens."""
         assert self.texts == other.texts
+        assert [one.calls for one in self.outputs] == [one.calls for one in other.outputs]
+        assert [one.reasoning for one in self.outputs] == [one.reasoning for one in other.outputs]
         assert [one.reasons for one in self.outputs] == [one.reasons for one in other.outputs]
         assert [one.tokens for one in self.outputs] == [one.tokens for one in other.outputs]
         for mine, theirs in zip(self.outputs, other.outputs, strict=True):

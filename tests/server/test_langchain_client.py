@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel, Field
 from serving import Served
 
 SYSTEM, QUESTION = "be brief", "tell me of the sea"
@@ -99,3 +100,36 @@ def test_a_conversation_with_tools_goes_through(options: dict[str, Any]) -> None
     for choice in ("auto", "none"):
         bound = model.bind_tools([depth], tool_choice=choice, parallel_tool_calls=False)
         assert bound.invoke(messages).response_metadata["finish_reason"] in ("stop", "length")
+
+
+class Colour(BaseModel):
+    """The colour of a thing."""
+
+    name: Literal["red", "green"] = Field(description="its name")
+    bright: bool
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of LangChain's, while it streams parsed answers
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_structured_output(served: Served, options: dict[str, Any], method: str) -> None:
+    blanks = {str(served.llm.encode(blank)[0]): -100 for blank in " \n\t\r"}
+    model = ChatOpenAI(**options, temperature=0, max_tokens=200, logit_bias=blanks)
+    structured = model.with_structured_output(Colour, method=method, strict=True)
+    found = structured.invoke(CONVERSATION)
+    assert isinstance(found, Colour)
+    assert list(structured.stream(CONVERSATION))[-1] == found
+
+
+def test_calls_are_streamed_in_pieces(served: Served, options: dict[str, Any]) -> None:
+    blanks = {str(served.llm.encode(blank)[0]): -100 for blank in " \n\t\r"}
+    model = ChatOpenAI(**options, temperature=0, max_tokens=200, logit_bias=blanks)
+    bound = model.bind_tools([Colour], tool_choice="any", strict=True, parallel_tool_calls=False)
+    answer = bound.invoke(CONVERSATION)
+    (call,) = answer.tool_calls
+    assert Colour.model_validate(call["args"])
+    whole = None
+    for chunk in bound.stream(CONVERSATION):
+        whole = chunk if whole is None else whole + chunk
+    assert whole is not None
+    assert [(one["name"], one["args"]) for one in whole.tool_calls] == [(call["name"], call["args"])]
+    assert model.invoke([*CONVERSATION, answer, ToolMessage("fine", tool_call_id=call["id"])]).response_metadata

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -16,6 +16,7 @@ from openai.types import Completion as TextCompletion
 from openai.types import CompletionUsage, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, completion_create_params
 from openai.types.completion_create_params import CompletionCreateParamsNonStreaming
+from pydantic import BaseModel
 from serving import Served, serving, tiny_llm
 
 from outrider import Completion
@@ -222,6 +223,80 @@ def test_models(ai: openai.OpenAI, model: str) -> None:
     with pytest.raises(openai.NotFoundError) as error:
         ai.models.retrieve("gpt-9")
     assert error.value.code == "model_not_found"
+
+
+# ----------------------------------------------------------------------------- structured answers and tools
+
+
+class Colours(BaseModel):
+    """Colours of a thing."""
+
+    colour: Literal["red", "green"]
+    others: tuple[Literal["blue", "grey"], Literal["blue", "grey"]]
+
+
+class Paint(BaseModel):
+    """Paint a thing."""
+
+    colour: Literal["red", "green"]
+    twice: bool
+
+
+SURE: dict[str, Any] = {"temperature": 0, "max_tokens": 200}
+
+
+def unblank(served: Served) -> dict[str, Any]:
+    """Options under which a random model does not fill its answer with the blanks that JSON allows."""
+    blanks = [served.llm.encode(blank)[0] for blank in " \n\t\r"]
+    return SURE | {"logit_bias": {str(token): -100 for token in blanks}}
+
+
+def test_parsed_answers(served: Served, ai: openai.OpenAI, model: str) -> None:
+    wish: dict[str, Any] = {"model": model, "messages": MESSAGES, **unblank(served)}
+    answer = ai.chat.completions.parse(response_format=Colours, **wish)
+    parsed = answer.choices[0].message.parsed
+    assert isinstance(parsed, Colours)
+    with ai.chat.completions.stream(response_format=Colours, **wish) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion()
+    assert final.choices[0].message.parsed == parsed
+    assert {"content.delta", "content.done"} <= kinds
+    plain = ai.chat.completions.parse(response_format=Colours, extra_body={"speculation": {"enabled": False}}, **wish)
+    assert plain.choices[0].message.content == answer.choices[0].message.content
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "Paint"}}])
+def test_a_call_that_must_be_made(served: Served, ai: openai.OpenAI, model: str, choice: Any) -> None:
+    tools = [openai.pydantic_function_tool(Paint)]
+    wish: dict[str, Any] = {"model": model, "messages": MESSAGES, "tools": tools, "tool_choice": choice}
+    wish |= {"parallel_tool_calls": False, **unblank(served)}
+    parsed = ai.chat.completions.parse(**wish)
+    (call,) = parsed.choices[0].message.tool_calls or ()
+    assert isinstance(call.function.parsed_arguments, Paint)
+    assert parsed.choices[0].message.content is None
+    assert parsed.choices[0].finish_reason == "tool_calls"
+    chunks = list(ai.chat.completions.create(stream=True, **wish))
+    deltas = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or ()]
+    assert deltas[0].id is not None
+    assert deltas[0].function is not None
+    assert (deltas[0].function.name, deltas[0].type, deltas[0].index) == ("Paint", "function", 0)
+    assert all(part.id is None and part.function and part.function.name is None for part in deltas[1:])
+    joined = "".join(part.function.arguments or "" for part in deltas if part.function)
+    assert joined == call.function.arguments
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk.model_dump(), strict=True)
+    with ai.chat.completions.stream(**wish) as stream:
+        kinds = {event.type for event in stream}
+        again = stream.get_final_completion().choices[0].message
+    assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
+    assert again.tool_calls is not None
+    assert again.tool_calls[0].function.parsed_arguments == call.function.parsed_arguments
+    result = {"role": "tool", "tool_call_id": call.id, "content": "done"}
+    for message in (parsed.choices[0].message, again, again.model_dump()):
+        more = ai.chat.completions.create(model=model, messages=[*MESSAGES, message, result], tools=tools, **SURE)
+        assert more.choices
+    ChatCompletion.model_validate(parsed.model_dump(), strict=True)
 
 
 # ----------------------------------------------------------------------------------------------- strict types

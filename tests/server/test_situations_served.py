@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 from asked import BASE, ROUTES, body, everywhere, streamed, together, whole
 from byte_text import SIZE, byte_tokenizer
@@ -230,6 +232,92 @@ def test_logprobs_of_the_prompt_leave_generation_unharmed(ask: Any) -> None:
         assert len(output.tokens) == said.usage["total_tokens"]
         assert output.text.startswith("the hat, the hat")
         whole(client, plain).assert_equals(expected)
+
+
+# ----------------------------------------------------------------------------------------- grammars and tools
+
+
+COLOURS = {
+    "type": "object",
+    "properties": {
+        "colours": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 2, "maxItems": 4},
+        "bright": {"type": "boolean"},
+    },
+    "required": ["colours", "bright"],
+    "additionalProperties": False,
+}
+
+
+def asking_json(route: str, **options: Any) -> dict[str, Any]:
+    """A request whose prompt is prose and whose answer must follow the schema."""
+    told = {"type": "json_schema", "json_schema": {"name": "colours", "schema": COLOURS, "strict": True}}
+    return body(route, "the hat is red, the hat is green", max_tokens=300, response_format=told, **options)
+
+
+def drafting_badly(target: TargetModel) -> LLM:
+    """Nearly every draft is rejected, and the grammar forbids many."""
+    config = DraftModel(model="bad", num_steps=4)
+    return LLM.from_model(target, talker(), speculation=config, draft_models={"bad": tiny_model(1, SIZE)})
+
+
+@pytest.mark.parametrize("make", [drafting_badly, looking_up])
+def test_forbidden_drafts_harm_no_grammar(ask: Any, make: Any) -> None:
+    """A draft that the grammar forbids is rejected: thirty answers at once are whole, valid and as without drafts."""
+    client = ask(make(tiny_model(0, SIZE)))
+    for route in ROUTES:
+        said = everywhere(client, asking_json(route), drafts=False)
+        jsonschema.validate(json.loads(said.texts[0]), COLOURS)
+        assert said.outputs[0].reasons[0] == "stop"
+    wishes = [asking_json("chat", temperature=1.0, seed=seed) for seed in range(30)]
+    found = together(client, wishes)
+    for said, wish in zip(found, wishes, strict=True):
+        jsonschema.validate(json.loads(said.texts[0]), COLOURS)
+        if wish["seed"] < 3:
+            said.assert_equals(whole(client, wish | BASE))
+    assert len({said.texts[0] for said in found}) > 3
+    told = {"type": "json_object"}
+    said = everywhere(client, body("chat", "the hat", max_tokens=20, response_format=told), drafts=False)
+    assert said.texts[0].lstrip().startswith("{")
+
+
+def test_a_long_structured_answer_is_not_cut(ask: Any) -> None:
+    """Drafts that are found in the prompt neither shorten a structured answer nor change it."""
+    names = ["ann", "bob", "cid", "dan", "eve", "fay", "gus", "hal"]
+    schema = {"type": "array", "items": {"enum": names}, "minItems": 12, "maxItems": 12}
+    text = " ".join(f'"{name}", "{other}",' for name, other in itertools.permutations(names[:5], 2))
+    told = {"type": "json_schema", "json_schema": {"name": "names", "schema": schema}}
+    client = ask(looking_up(tiny_model(0, SIZE)))
+    blanks = {str(talker().encode(blank)[0]): -100 for blank in " \n\t\r"}  # a random model likes nothing better
+    said = everywhere(client, body("chat", text, max_tokens=300, response_format=told, logit_bias=blanks))
+    jsonschema.validate(json.loads(said.texts[0]), schema)
+    assert said.usage["speculation"]["accepted"] > 0
+    assert said.usage["completion_tokens"] > 40
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("depth", "tide")
+]
+CALLS = [
+    {"name": "depth", "arguments": '{"sea": "north 東京", "unit": "m"}'},
+    {"name": "tide", "arguments": '{"day": 3, "of": {"a": [1, 2]}}'},
+]
+
+
+def test_calls_that_end_and_begin_in_one_block(ask: Any) -> None:
+    """Where a block of accepted tokens ends one call and begins the next, no argument is lost or doubled."""
+    written = [
+        f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {call["arguments"]}}}\n</tool_call>' for call in CALLS
+    ]
+    client = ask(answering([*talker().encode("well: " + "\n".join(written)), END], steps=8))
+    for reach in (1, 2, 3, 5, 8):
+        wish = body("chat", PROMPT, max_tokens=300, tools=TOOLS, speculation={"max_draft_tokens": reach})
+        (output,) = everywhere(client, wish).outputs
+        assert output.calls == CALLS
+        assert output.text.strip() == "well:"
+        assert output.reasons[0] == "tool_calls"
+        assert whole(client, wish | {"return_pieces": True}).outputs[0].calls == CALLS
+        one = everywhere(client, wish | {"parallel_tool_calls": False})
+        assert one.outputs[0].calls == CALLS[:1]
 
 
 # ------------------------------------------------------------------------- context, memory and vocabularies

@@ -66,6 +66,8 @@ class ServerFlags:
     """Longest time for open requests after SIGTERM."""
     share_cache: Annotated[bool, Parameter(negative="", group=MORE_SERVER)] = False
     """Let requests with different keys share prefixes."""
+    traces_endpoint: Annotated[str | None, Parameter(metavar="URL", group=MORE_SERVER)] = None
+    """Send traces there (OTLP over HTTP); needs OpenTelemetry."""
     cors_origin: Annotated[
         tuple[str, ...], Parameter(metavar="ORIGIN", negative="", consume_multiple=False, group=MORE_SERVER)
     ] = ()
@@ -89,6 +91,9 @@ class ServerFlags:
             send_seconds=self.send_seconds,
             drain_seconds=self.drain_seconds,
             cors_origins=self.cors_origin,
+            traces_endpoint=self.traces_endpoint,
+            log_json=self.log_json,
+            log_level=self.log_level,
         )
 
     @property
@@ -116,19 +121,18 @@ def serve(
         cache: options of the KV cache.
         server: where the server listens, and who may use it.
     """
-    from outrider.server.run import (  # takes a second; --help and bad flags should answer at once
-        bound,
-        serve,
-        start_logging,
-    )
+    from outrider.cli.chat import banner  # takes a second; --help and bad flags should answer at once
+    from outrider.server.run import bound, serve
 
     settings, scheduler, plan = server.settings, server.scheduler, speculation.chosen(model.model)
-    start_logging(settings, as_json=server.log_json, level=server.log_level)
     taken = bound(settings)
     llm = model.load(plan, cache, scheduler)
-    serve(llm, settings, taken, _tell_ready)
+
+    def ready(address: str) -> None:
+        output.tell(f"Outrider ready: {address}")
+        output.tell(banner(llm, llm.name), style="dim")
+        if not (settings.api_keys or settings.local):
+            output.tell("Everybody who reaches this address may use the server; --api-key asks for a key.")
+
+    serve(llm, settings, taken, ready)
     return 0
-
-
-def _tell_ready(address: str) -> None:
-    output.tell(f"Outrider ready: {address}")

@@ -25,6 +25,7 @@ from outrider.server.routes.admin import add_admin
 from outrider.server.routes.board import add_board
 from outrider.server.routes.page import add_page
 from outrider.server.sse import DONE, EventStream, event, gone
+from outrider.server.tracing import make_tracer
 from outrider.server.wire.chat import ChatAnswer, ChatRequest
 from outrider.server.wire.completions import CompletionAnswer, CompletionRequest
 from outrider.server.wire.others import (
@@ -71,6 +72,8 @@ def make_app(desk: Desk) -> FastAPI:
     _add_tokens(app, desk)
     _add_health(app, desk)
     board = Board(desk)
+    traces = desk.settings.traces_endpoint
+    tracer = None if traces is None else make_tracer(traces, desk.names[0])
     add_board(app, board)
     add_page(app)
     add_admin(app, desk.llm)
@@ -85,7 +88,7 @@ def make_app(desk: Desk) -> FastAPI:
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
         )
-    app.add_middleware(AccessLog, metrics=board.requests, algorithm=lambda: board.facts.algorithm)
+    app.add_middleware(AccessLog, metrics=board.requests, algorithm=lambda: board.facts.algorithm, tracer=tracer)
     return app
 
 

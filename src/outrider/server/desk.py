@@ -16,7 +16,7 @@ from outrider.engine.call import Call, RequestSpec
 from outrider.engine.driver import Driver
 from outrider.errors import ModelError, OutriderError, RequestError
 from outrider.llm import LLM
-from outrider.metrics import FEWEST_ONE_ROW_ROUNDS
+from outrider.metrics import FEWEST_ONE_ROW_ROUNDS, RowCosts
 from outrider.models.files.tokenizer import Tokenizer
 from outrider.requests.request import Request
 from outrider.requests.turn import Progress
@@ -162,8 +162,8 @@ class Desk:
     @property
     def one_row_seconds(self) -> float | None:
         """Seconds of a pass with one row, as the latest rounds measured it; None before there were enough."""
-        costs = self.llm.engine.seconds.by_rows
-        return costs.one_row if len(costs.latest) >= FEWEST_ONE_ROW_ROUNDS else None
+        latest = self.llm.engine.seconds.by_rows.latest.copy()  # one step, which the engine's thread cannot divide
+        return RowCosts(latest=latest).one_row if len(latest) >= FEWEST_ONE_ROW_ROUNDS else None
 
     @contextmanager
     def admitted(self, count: int) -> Iterator[None]:

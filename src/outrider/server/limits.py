@@ -65,7 +65,7 @@ class Gate:
         self._keys = Keys(settings.api_keys)
         self._admin = Keys([settings.admin_key] if settings.admin_key else [])
         self._most = settings.max_body_megabytes << 20
-        self._local = settings.host in _LOCAL
+        self._local = settings.local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request and hand it on."""

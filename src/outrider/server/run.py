@@ -23,7 +23,6 @@ from outrider.server.logs import log_config
 from outrider.server.protocol import guarded, watch
 from outrider.server.settings import ServerSettings
 
-LEVELS: Final = ("debug", "info", "warning", "error")
 _BACKLOG: Final = 2048
 _FILES: Final = 256
 """Open files beside the connections."""
@@ -52,23 +51,6 @@ def bound(settings: ServerSettings) -> socket.socket:
     return taken
 
 
-def start_logging(settings: ServerSettings, *, as_json: bool, level: str) -> None:
-    """Log to standard error from now on, without keys and without what users write.
-
-    Args:
-        settings: names the keys.
-        as_json: one JSON object per line.
-        level: ``debug``, ``info``, ``warning`` or ``error``.
-
-    Raises:
-        ConfigError: there is no such level.
-    """
-    if level not in LEVELS:
-        raise ConfigError(f"there is no log level {level!r}; there are: {', '.join(LEVELS)}")
-    keys = [*settings.api_keys, *([] if settings.admin_key is None else [settings.admin_key])]
-    logging.config.dictConfig(log_config(as_json=as_json, level=level, keys=keys))
-
-
 def serve(llm: LLM, settings: ServerSettings, taken: socket.socket, tell: Callable[[str], None]) -> None:
     """Serve until a signal ends it: SIGTERM or SIGINT lets open requests finish, a second one does not.
 
@@ -78,6 +60,8 @@ def serve(llm: LLM, settings: ServerSettings, taken: socket.socket, tell: Callab
         taken: the socket from :func:`bound`.
         tell: told where the server answers, once it does.
     """
+    keys = [*settings.api_keys, *([] if settings.admin_key is None else [settings.admin_key])]
+    logging.config.dictConfig(log_config(as_json=settings.log_json, level=settings.log_level, keys=keys))
     gc.collect()
     allow_files(settings.max_connections + _FILES)
     gc.freeze()  # what the model is made of lives as long as the server, and need not be looked at again
