@@ -7,7 +7,7 @@ WORKERS ?= 2
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 1)
 
-.PHONY: demo serve page test installed thorough sanitize lint format wheel clean
+.PHONY: demo serve page soak test installed thorough sanitize lint format wheel clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -37,6 +37,11 @@ thorough: $(VENV)/.installed
 # The server's page in a browser; needs Chromium.
 page: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -m page
+
+# A server under 500 random requests, each answer compared with the library's, bit for bit.
+soak: $(VENV)/.installed
+	$(BIN)/python scripts/fetch_model.py
+	$(BIN)/python benchmarks/serve/soak.py --model SmolLM2-135M --requests 500
 
 sanitize: $(VENV)/.installed
 	$(BIN)/python scripts/sanitize.py

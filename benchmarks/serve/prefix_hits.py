@@ -97,7 +97,7 @@ def show(result: dict[str, Any]) -> None:
         first = row["first_token_ms"]["p50"]
         cells = [f"{row['hit_rate']:.1%}", f"{row['seconds']:.1f}", "–" if first is None else f"{first:.0f}"]
         table.add_row(row["arm"], *cells, "; ".join(row["errors"])[:60])
-    console = Console()
+    console = Console(width=140)
     console.print(table)
     console.print(f"possible: {result['possible']:.1%} of {result['prompt_tokens']['total']} prompt tokens")
 

@@ -76,6 +76,7 @@ class Server:
     def __init__(self, arm: Arm) -> None:
         self.arm, self.base, self.process = arm, arm.base, None
         if arm.command:
+            signal.signal(signal.SIGTERM, _end)  # a script that is ended leaves no server behind
             self._log = Path(tempfile.mkstemp(prefix=f"{re.sub(r'[^a-z0-9]+', '-', arm.name)}-", suffix=".log")[1])
             with self._log.open("wb") as log:
                 self.process = subprocess.Popen(arm.command, stdout=log, stderr=subprocess.STDOUT)
@@ -138,6 +139,10 @@ class Server:
         self.stop()
         if self.arm.command:
             self._log.unlink(missing_ok=True)
+
+
+def _end(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _healthy(base: str) -> bool:

@@ -107,7 +107,8 @@ def sending(dice: random.Random, case: Case, algorithms: Sequence[str]) -> Reque
     """
     body = dict(case.body)
     if dice.random() < 0.6:
-        body |= {"stream": True} | ({"stream_options": {"include_usage": True}} if dice.random() < 0.7 else {})
+        told = {"include_usage": True, "continuous_usage_stats": dice.random() < 0.3}
+        body |= {"stream": True} | ({"stream_options": told} if dice.random() < 0.7 else {})
     if dice.random() < 0.6:
         wish: dict[str, Any] = {"enabled": dice.choice((True, False, "auto"))}
         wish |= {"algorithm": dice.choice(algorithms)} if dice.random() < 0.5 else {}

@@ -152,7 +152,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         cells = [f"{row[key]:.{digits}f}" if row[key] is not None else "–" for key, digits in _FIGURES]
         table.add_row(str(row["clients"]), row["arm"], *cells, row["same_as_plain"], "; ".join(row["errors"])[:60])
-    Console().print(table)
+    Console(width=140).print(table)
 
 
 _FIGURES = (("tokens_per_s", 1), ("ratio_to_llama", 2), ("first_token_ms", 0))

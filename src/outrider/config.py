@@ -45,6 +45,17 @@ class SchedulerConfig:
     max_running: int = option(256, "Maximum number of running requests.", low=1)
     max_rows: int = option(2048, "Maximum rows per pass: prompt tokens, decoded tokens and drafts together.", low=1)
     prefill_chunk: int = option(512, "Maximum prompt tokens of one request per pass (chunked prefill).", low=1)
+    mixed_prompt_rows: int = option(
+        0,
+        "Maximum prompt tokens per pass beside one decoding request, all prompts together; each further one adds 2. "
+        "Raise it if prompts matter more than the time between tokens; 0 is 8 on a CPU, 256 on a GPU.",
+    )
+    watermark: float = option(
+        0.02,
+        "Share of the KV cache that must stay free behind a new prompt while others run. Raise it if requests are "
+        "preempted often.",
+        high=0.9,
+    )
     draft_timeout: float = option(
         120.0,
         "Seconds after which a drafter that does not return is interrupted; its requests continue without drafts. "

@@ -40,6 +40,9 @@ from outrider.tree import TokenTree
 LONG = {"make", "pip"}
 """They install; continuous integration runs ``make test`` itself, and the demo's script is tested below."""
 
+SERVER = ["outrider", "serve"]
+"""It runs until it is stopped; ``test_serving.py`` starts it."""
+
 
 def blocks(language: str) -> list[tuple[str, str]]:
     """(place, text) of each code block of a language."""
@@ -58,7 +61,7 @@ def commands() -> list[tuple[str, list[str]]]:
     for place, text in blocks("sh"):
         for line in text.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
-            if words and words[0] not in LONG:
+            if words and words[0] not in LONG and words[:2] != SERVER:
                 found.append((place, words))
     return found
 

@@ -47,6 +47,19 @@ def test_a_chat_answer_is_the_librarys(served: Served, client: httpx.Client, opt
     assert chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
 
 
+@pytest.mark.parametrize(
+    ("path", "prompt"), [("/v1/chat/completions", {"messages": MESSAGES}), ("/v1/completions", {"prompt": "the sea"})]
+)
+def test_every_chunk_may_tell_the_usage_so_far(client: httpx.Client, path: str, prompt: dict[str, Any]) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = prompt | {"max_tokens": 6, "n": 2, "seed": 1, "ignore_eos": True, "stream": True, "stream_options": options}
+    usages = [event["usage"] for event in events(client.post(path, json=body))]
+    counts = [usage["completion_tokens"] for usage in usages]
+    assert len({usage["prompt_tokens"] for usage in usages}) == 1
+    assert counts == sorted(counts)
+    assert counts[-1] == 12
+
+
 def test_completions_take_texts_ids_and_batches(served: Served, client: httpx.Client) -> None:
     ids = served.llm.encode("the sea")
     wish = {"max_tokens": 8, "temperature": 0}

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from typing import Any
 
@@ -87,6 +87,7 @@ BODIES = {
     "a control character": b'{"prompt": "\x00"}',
     "many lists": b'{"prompt": [' + b"[]," * 300_000 + b"[]]}",
     "many names": json.dumps({f"x{n}": n for n in range(100_000)}).encode(),
+    "some names": json.dumps({**WISH, **{f"x{n}": n for n in range(16_000)}}).encode(),
     "many biases": json.dumps({"prompt": "x", "logit_bias": {str(n): 1 for n in range(1_000_000)}}).encode()[: 8 << 20],
     "a large stop": json.dumps({"prompt": "x", "stop": "x" * 1_000_000}).encode(),
     "many stops": json.dumps({"prompt": "x", "stop": ["x"] * 1_000_000}).encode(),
@@ -373,7 +374,7 @@ def test_pipelined_requests_are_answered_in_order_and_have_a_bound(roomy: Served
 @pytest.mark.parametrize("where", ["prompt", "message", "tokens", "a call", "a template's value", "bad words"])
 def test_long_texts_are_not_read_on_the_event_loop(llm: LLM, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     long = "the sea and the land " * 1000
-    call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": long}}
+    call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": json.dumps({"x": long})}}
     path, wish = {
         "prompt": ("/v1/completions", {"prompt": long}),
         "message": ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}]}),
@@ -383,13 +384,16 @@ def test_long_texts_are_not_read_on_the_event_loop(llm: LLM, monkeypatch: pytest
         "bad words": ("/v1/completions", WISH | {"bad_words": [long[n : n + 4000] for n in range(9)]}),
     }[where]
     readers = set[str]()
-    encode = type(llm.tokenizer).encode
 
-    def watched(*given: Any, **named: Any) -> Any:
-        readers.add(threading.current_thread().name)
-        return encode(*given, **named)
+    def watching(read: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*given: Any, **named: Any) -> Any:
+            readers.add(threading.current_thread().name)
+            return read(*given, **named)
 
-    monkeypatch.setattr(type(llm.tokenizer), "encode", watched)
+        return watched
+
+    for name in ("encode", "apply_chat_template"):
+        monkeypatch.setattr(type(llm.tokenizer), name, watching(getattr(type(llm.tokenizer), name)))
     with serving(llm) as served, served.client() as client:
         assert client.post(path, json=wish).status_code in (200, 400)
         assert readers

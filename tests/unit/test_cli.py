@@ -162,7 +162,7 @@ def test_every_sampling_parameter_has_a_flag() -> None:
     flags = {item.name for item in dataclasses.fields(CompletionFlags)}
     wanted = {item.name for item in dataclasses.fields(SamplingParams)}
     assert wanted - flags == {
-        *("processors", "skip_special_tokens", "cache_salt"),
+        *("processors", "skip_special_tokens", "cache_salt", "priority", "tenant"),
         *(
             "speculate",
             "algorithm",

@@ -263,6 +263,8 @@ BAD = {
     "speculate": ("always", 1),
     "algorithm": ("", 5),
     "max_draft_tokens": (-1, 1.5),
+    "priority": (1.5, 2**31),
+    "tenant": ("", 5),
     "prediction": (5, (-1,), ("a",), (1.5,)),
     "cache_salt": ("", 5, b"salt"),
 }

@@ -40,6 +40,10 @@ class ServerFlags:
     """The model's name for clients; default: the file's."""
     max_running: Annotated[int, Parameter(metavar="N", alias="--max-num-seqs")] = _LIMITS.max_running
     """Most requests that run at a time."""
+    log_json: Annotated[bool, Parameter(negative="", group=MORE_SERVER)] = False
+    """Log one JSON object per line."""
+    log_level: Annotated[str, Parameter(metavar="NAME", group=MORE_SERVER)] = "info"
+    """debug, info, warning or error; debug may show prompts."""
     max_waiting: Annotated[int, Parameter(metavar="N", group=MORE_SERVER)] = _DEFAULT.max_waiting
     """Most requests that wait; more get 429."""
     max_rows: Annotated[int, Parameter(metavar="N", alias="--max-num-batched-tokens", group=MORE_SERVER)] = (
@@ -62,6 +66,8 @@ class ServerFlags:
     """Longest time for open requests after SIGTERM."""
     share_cache: Annotated[bool, Parameter(negative="", group=MORE_SERVER)] = False
     """Let requests with different keys share prefixes."""
+    traces_endpoint: Annotated[str | None, Parameter(metavar="URL", group=MORE_SERVER)] = None
+    """Send traces there (OTLP over HTTP); needs OpenTelemetry."""
     cors_origin: Annotated[
         tuple[str, ...], Parameter(metavar="ORIGIN", negative="", consume_multiple=False, group=MORE_SERVER)
     ] = ()
@@ -85,6 +91,9 @@ class ServerFlags:
             send_seconds=self.send_seconds,
             drain_seconds=self.drain_seconds,
             cors_origins=self.cors_origin,
+            traces_endpoint=self.traces_endpoint,
+            log_json=self.log_json,
+            log_level=self.log_level,
         )
 
     @property
@@ -112,14 +121,18 @@ def serve(
         cache: options of the KV cache.
         server: where the server listens, and who may use it.
     """
-    from outrider.server.run import bound, serve  # takes a second; --help and bad flags should answer at once
+    from outrider.cli.chat import banner  # takes a second; --help and bad flags should answer at once
+    from outrider.server.run import bound, serve
 
     settings, scheduler, plan = server.settings, server.scheduler, speculation.chosen(model.model)
     taken = bound(settings)
     llm = model.load(plan, cache, scheduler)
-    serve(llm, settings, taken, _tell_ready)
+
+    def ready(address: str) -> None:
+        output.tell(f"Outrider ready: {address}")
+        output.tell(banner(llm, llm.name), style="dim")
+        if not (settings.api_keys or settings.local):
+            output.tell("Everybody who reaches this address may use the server; --api-key asks for a key.")
+
+    serve(llm, settings, taken, ready)
     return 0
-
-
-def _tell_ready(address: str) -> None:
-    output.tell(f"Outrider ready: {address}")

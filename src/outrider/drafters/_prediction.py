@@ -46,6 +46,8 @@ class PredictionCursor:
             Where the prediction continues the text, and the number of matched tokens; 0 is no match.
         """
         text = self._text
+        if not text:
+            return 0, 0
         if self._seen < len(tokens):
             for token in tokens[self._seen :]:
                 if self._place < len(text) and text[self._place] == token:

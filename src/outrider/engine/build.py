@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -163,10 +163,21 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
         pool=pool,
         drafters={name: each.build(workbench) for name, each in zip(names, methods, strict=True)},
         verifier=verifier,
-        config=scheduler or SchedulerConfig(),
+        config=_sized(scheduler or SchedulerConfig(), target),
         controller=controller or _fair_share(names, methods),
         vocabulary=vocabulary,
     )
+
+
+def _sized(config: SchedulerConfig, target: TargetModel) -> SchedulerConfig:
+    """Options whose automatic values depend on the device.
+
+    On a CPU, a pass over eight rows takes about twice as long as one over one row; a GPU computes hundreds of rows
+    while it reads the weights.
+    """
+    if config.mixed_prompt_rows:
+        return config
+    return replace(config, mixed_prompt_rows=8 if target.device.type == "cpu" else 256)
 
 
 def _fair_share(names: Sequence[str], methods: Sequence[DrafterConfig]) -> FairShare:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -63,6 +64,8 @@ class Call:
         """The requests of each prompt."""
         self.open = sum(params.n for _, params in self.wishes)
         """Requests that have not ended."""
+        self.posted = time.perf_counter()
+        """When the caller asked."""
         self.dropped = False
         """Whether the caller has cancelled."""
         self.seconds = PhaseSeconds()

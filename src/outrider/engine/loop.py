@@ -114,6 +114,7 @@ class EngineLoop:
                 for choice in range(params.n):
                     seed = group[0].seed if group else None
                     group.append(engine.submit(prompt, params, choice=choice, seed=seed))
+                    group[-1].times.queued = call.posted
         except BaseException as error:  # noqa: BLE001 - the caller gets it
             self._outbox += [(call, error), (call, END)]
             self._cancel(engine, call)

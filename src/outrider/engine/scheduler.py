@@ -1,7 +1,8 @@
 """Decides which requests take part in the next pass, and with how many rows; the only writer of :class:`Request`.
 
 There is no prefill phase and no decode phase: every request has rows computed and rows wanted, and each pass lets the
-first catch up with the second.  A request one row short is decoding, and may put drafts behind that row.
+first catch up with the second.  A request one row short is decoding, and may put drafts behind that row.  Beside
+decoding requests, prompts get few rows, so that tokens keep coming while long prompts arrive.
 
 A request starts with the rows that others have computed of its text.  While a running one is about to compute more of
 them, it waits: so the samples of one prompt compute it once.
@@ -10,11 +11,14 @@ them, it waits: so the samples of one prompt compute it once.
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from bisect import insort
+from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from outrider.config import SchedulerConfig
+from outrider.engine.waiting import WaitingQueue
 from outrider.kv.pool import PagedCache
 from outrider.requests.request import Request, Status
 from outrider.requests.stopping import FinishReason
@@ -31,6 +35,24 @@ class Follower(Protocol):
     def pause(self, key: str) -> None:
         """Give back the pages of a preempted request."""
         ...
+
+
+_MIXED_ROWS: Final = 2
+"""Prompt rows that each further decoding request allows: with more decoding rows, a pass takes longer anyway."""
+
+
+@dataclass
+class SchedulerCounts:
+    """What happened since the engine was made."""
+
+    admissions: int = 0
+    """Requests that were admitted for the first time."""
+    preemptions: int = 0
+    """Requests that gave their pages to others."""
+    prompt_tokens: int = 0
+    """Prompt tokens of admitted requests, which were looked up in the prefix cache."""
+    cached_tokens: int = 0
+    """Those that were found there."""
 
 
 class Scheduler:
@@ -51,16 +73,19 @@ class Scheduler:
         self._most_nodes, self._most_forced = most_nodes, most_forced
         self._preempted = False
         """Whether this pass preempted a request; then it admits none."""
-        self.waiting: deque[Request] = deque()
+        self.waiting = WaitingQueue()
         self.running: list[Request] = []
+        """In the order of service."""
+        self.counts = SchedulerCounts()
+        self._arrivals = 0
+        self._reserve = int(config.watermark * (cache.slots // cache.page_size)) * cache.page_size
+        """Rows that stay free behind a new prompt."""
         self.outbox: list[Progress] = []
         """Progress that was not handed out yet."""
         self.draft_rows = 0
         """Rows of the scheduled pass that drafts may take, all requests together."""
         self.ended: Counter[FinishReason] = Counter()
         """Number of requests that have ended, by reason."""
-        self.preemptions = 0
-        """How often a running request was preempted."""
 
     @property
     def max_running(self) -> int:
@@ -79,7 +104,9 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request."""
-        self.waiting.append(request)
+        self._arrivals += 1
+        request.arrival = self._arrivals
+        self.waiting.add(request)
         if request.salt is not None:
             self._cache.salts[request.id] = request.salt
 
@@ -95,6 +122,8 @@ class Scheduler:
                 rows -= 1
         self.draft_rows = min(self._spare_rows(), sum(turn.most_nodes - 1 for turn in turns))
         rows -= self.draft_rows
+        if decoding := sum(turn.decodes for turn in turns):  # the others are the last tokens of prompts
+            rows = min(rows, max(0, self._mixed_rows(decoding) - (len(turns) - decoding)))
         for request in [request for request in self.running if request.pending > 1]:
             if rows and request.status is Status.RUNNING:
                 turn = self._prompt_turn(request, rows)
@@ -108,19 +137,21 @@ class Scheduler:
 
     def _admit(self, turns: list[Turn], rows: int) -> None:
         """Admit waiting requests in order, while the pass has rows and the cache has pages for them."""
-        place = 0
-        while rows and place < len(self.waiting) and len(self.running) < self._config.max_running:
-            request = self.waiting[place]
+        if not (self.waiting and rows):
+            return
+        tenants = Counter(request.tenant for request in self.running)
+        for request in self.waiting.in_order(tenants):
+            if not rows or len(self.running) >= self._config.max_running:
+                break
             if self._cache.free_rows <= request.refused_at:
                 break
             if self._awaits_rows(request):
-                place += 1
                 continue
             if not self._let_in(request):
                 self._reclaim(turns)
                 if self._cache.free_rows <= request.refused_at or not self._let_in(request):
                     break
-            del self.waiting[place]
+            tenants[request.tenant] += 1
             turn = self._prompt_turn(request, rows)
             self._cache.extend(request.id, request.computed + turn.least_rows)
             turns.append(turn)
@@ -142,15 +173,20 @@ class Scheduler:
         known = self._cache.known_rows(request.inputs, request.reusable, request.salt)
         known = self._drafter.adopt(request.id, request.inputs, known)
         found = self._cache.reuse(request.id, request.inputs, known)
-        if self._cache.shortage(request.id, request.wanted):
+        if self._cache.shortage(request.id, request.wanted + (self._reserve if self.running else 0)):
             self._cache.release(request.id)
             self._drafter.pause(request.id)
             request.refused_at = free
             return False
+        self.waiting.remove(request)
         request.computed, request.status, request.refused_at = found, Status.RUNNING, -1
+        request.preempted = False
         if request.cached_tokens is None:
             request.cached_tokens, request.times.admitted = found, time.perf_counter()
-        self.running.append(request)
+            self.counts.admissions += 1
+            self.counts.prompt_tokens += request.prompt_length
+            self.counts.cached_tokens += found
+        insort(self.running, request, key=_service_order)
         return True
 
     def _awaits_rows(self, request: Request) -> bool:
@@ -181,8 +217,13 @@ class Scheduler:
         One row for every running request and a prompt's chunk for those that wait come first.
         """
         prompts = bool(self.waiting) or any(request.pending > 1 for request in self.running)
-        reserved = min(self._config.prefill_chunk, self._config.max_rows // 2) if prompts else 0
+        chunk = min(self._config.prefill_chunk, self._mixed_rows(len(self.running)))
+        reserved = min(chunk, self._config.max_rows // 2) if prompts else 0
         return max(0, self._config.max_rows - len(self.running) - reserved)
+
+    def _mixed_rows(self, decoding: int) -> int:
+        """Prompt rows beside decoding requests, so that a pass takes not much longer than without them."""
+        return self._config.mixed_prompt_rows + _MIXED_ROWS * max(0, decoding - 1)
 
     def _decoding_turn(self, request: Request) -> Turn:
         # Where one token is left, the anchor's row gives it.
@@ -197,7 +238,10 @@ class Scheduler:
         return Turn(request, chunk - (chunk == pending), int(chunk == pending))
 
     def _join(self, turns: list[Turn], request: Request, turn: Turn) -> bool:
-        """Add a turn with its pages, preempting the newest requests if necessary; False if it must wait itself."""
+        """Add a turn with its pages; False if it must wait itself.
+
+        If pages are missing, the requests of the lowest priority are preempted, of equal ones the newest.
+        """
         if request.status is not Status.RUNNING:
             return False
         rows = request.computed + turn.least_rows
@@ -209,6 +253,7 @@ class Scheduler:
             if victim is None:
                 return False
             self.preempt(victim)
+            self.counts.preemptions += 1
             self._preempted = True
             if victim is request:
                 return False
@@ -223,11 +268,10 @@ class Scheduler:
 
     def preempt(self, request: Request) -> None:
         """Preempt a request: it gives its pages back, keeps its tokens, and is computed again later."""
-        self.preemptions += 1
         self.running.remove(request)
         self._cache.release(request.id)
-        request.computed, request.status = 0, Status.WAITING
-        self.waiting.appendleft(request)
+        request.computed, request.status, request.preempted = 0, Status.WAITING, True
+        self.waiting.add(request)
         self._drafter.pause(request.id)
 
     def commit(self, turn: Turn) -> None:
@@ -278,10 +322,17 @@ class Scheduler:
             self.settle(request)
 
     def _end(self, request: Request, reason: FinishReason, failure: Exception | None) -> None:
-        (self.running if request.status is Status.RUNNING else self.waiting).remove(request)
+        if request.status is Status.RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
         request.status, request.finish_reason, request.failure = Status.FINISHED, reason, failure
         request.times.ended = time.perf_counter()
         self.ended[reason] += 1
+
+
+def _service_order(request: Request) -> tuple[int, int]:
+    return request.service_order
 
 
 def common_rows(one: Sequence[int], other: Sequence[int], most: int, page_size: int) -> int:

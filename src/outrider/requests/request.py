@@ -79,6 +79,10 @@ class Request:
     round_number: int = 0
     """Rounds begun.  It keys the dice of ratio rules, so it never decreases."""
     status: Status = Status.WAITING
+    arrival: int = 0
+    """Place in the order in which requests were queued."""
+    preempted: bool = False
+    """Whether it ran before and waits to go on."""
     encoder_inputs: Sequence[int] | None = None
     """Token ids that an encoder reads before ``inputs`` are decoded; None for a model without one."""
     most_nodes: int = sys.maxsize
@@ -135,6 +139,16 @@ class Request:
             return self.params.cache_salt
         read = hashlib.sha256(repr(tuple(self.encoder_inputs)).encode()).hexdigest()
         return f"{read} {self.params.cache_salt!r}"
+
+    @property
+    def tenant(self) -> str | None:
+        """Whose request it is, for fair admission."""
+        return self.params.cache_salt if self.params.tenant is None else self.params.tenant
+
+    @property
+    def service_order(self) -> tuple[int, int]:
+        """Sorts running requests: the last is preempted first."""
+        return self.params.priority, self.arrival
 
     @property
     def method(self) -> str | None:

@@ -87,6 +87,11 @@ class SamplingParams:
     """A text or token ids that the output probably resembles, such as the file to edit; it changes only the speed."""
     cache_salt: str | None = None
     """Only requests with the same salt reuse each other's cached rows; None is shared by all that name none."""
+    priority: int = 0
+    """Requests with a lower number are served first, and preempted last."""
+    tenant: str | None = None
+    """Whose request it is: with equal priority, the tenant with the fewest running requests comes next; None is the
+    cache salt."""
 
     def __post_init__(self) -> None:
         """Convert the values and check their bounds."""
@@ -156,15 +161,16 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("prompt_logprobs", 0, 1024),
     ("n", 1, 4096),
     ("max_draft_tokens", 0, _INFINITY),
+    ("priority", -(2**31), 2**31 - 1),
 )
 _OPTIONAL = frozenset(
     {
         *("allowed_token_ids", "max_tokens", "seed", "logprobs", "prompt_logprobs", "cache_salt"),
-        *("grammar", "speculate", "algorithm", "max_draft_tokens", "prediction"),
+        *("grammar", "speculate", "algorithm", "max_draft_tokens", "prediction", "tenant"),
     }
 )
 _WHOLE = frozenset(
-    {"top_k", "min_tokens", "max_tokens", "seed", "logprobs", "prompt_logprobs", "n", "max_draft_tokens"}
+    {"top_k", "min_tokens", "max_tokens", "seed", "logprobs", "prompt_logprobs", "n", "max_draft_tokens", "priority"}
 )
 
 
@@ -271,6 +277,7 @@ _READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "algorithm": _read_algorithm,
     "prediction": _read_prediction,
     "cache_salt": _read_salt,
+    "tenant": _read_salt,
 }
 """Conversions of fields that accept several types."""
 

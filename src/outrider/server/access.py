@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.logs import RequestLine, log_request
 from outrider.server.metrics.requests import RequestMetrics
+from outrider.server.tracing import RequestTracer
 
 _GONE: Final = 499
 """Status of a request whose client left before an answer began."""
@@ -27,10 +29,13 @@ class AccessLog:
         app: what answers.
         metrics: where answers are counted.
         algorithm: tells the drafting method.
+        tracer: makes spans of the outputs; None makes none.
     """
 
-    def __init__(self, app: ASGIApp, metrics: RequestMetrics, algorithm: Callable[[], str]) -> None:
-        self._app, self._metrics, self._algorithm = app, metrics, algorithm
+    def __init__(
+        self, app: ASGIApp, metrics: RequestMetrics, algorithm: Callable[[], str], tracer: RequestTracer | None = None
+    ) -> None:
+        self._app, self._metrics, self._algorithm, self._tracer = app, metrics, algorithm, tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, then count and log it."""
@@ -63,7 +68,12 @@ class AccessLog:
         if route in _QUIET and status < 400:
             return
         line = RequestLine(state.get("request_id", ""), method, route, status, round(seconds, 6), code)
-        log_request(line.with_outputs(state.get("requests", ()), self._algorithm()))
+        outputs = list(state.get("requests", ()))
+        log_request(line.with_outputs(outputs, self._algorithm()))
+        if self._tracer is not None:
+            for request in outputs:
+                if request.finish_reason is not None:
+                    self._tracer.ended(request, line.request_id, Headers(scope=scope))
 
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from outrider.server import chat, completions, document, failures
+from outrider.server.access import AccessLog
 from outrider.server.board import Board
 from outrider.server.bodies import BodyRoute
 from outrider.server.desk import Desk
@@ -24,6 +25,7 @@ from outrider.server.routes.admin import add_admin
 from outrider.server.routes.board import add_board
 from outrider.server.routes.page import add_page
 from outrider.server.sse import DONE, EventStream, event, gone
+from outrider.server.tracing import make_tracer
 from outrider.server.wire.chat import ChatAnswer, ChatRequest
 from outrider.server.wire.completions import CompletionAnswer, CompletionRequest
 from outrider.server.wire.others import (
@@ -69,7 +71,10 @@ def make_app(desk: Desk) -> FastAPI:
     _add_models(app, desk)
     _add_tokens(app, desk)
     _add_health(app, desk)
-    add_board(app, Board(desk))
+    board = Board(desk)
+    traces = desk.settings.traces_endpoint
+    tracer = None if traces is None else make_tracer(traces, desk.names[0])
+    add_board(app, board)
     add_page(app)
     add_admin(app, desk.llm)
     for path, what in _NOT_SERVED.items():
@@ -83,6 +88,7 @@ def make_app(desk: Desk) -> FastAPI:
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
         )
+    app.add_middleware(AccessLog, metrics=board.requests, algorithm=lambda: board.facts.algorithm, tracer=tracer)
     return app
 
 
@@ -94,8 +100,9 @@ def _add_completions(app: FastAPI, desk: Desk) -> None:
     @app.post("/v1/chat/completions", response_model=ChatAnswer)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         _check_model(desk, body.model)
-        read = partial(chat_wishes, body, desk.llm, desk.salt(request.state.tenant, body.cache_salt))
+        read = partial(chat_wishes, body, desk.llm, desk.caller(request.state.tenant, body.cache_salt))
         exchange = Exchange(desk, await desk.read(_size(request), read), "chatcmpl")
+        request.state.requests = exchange
         if exchange.wishes.streams:
             return await _streamed(desk, chat.chunks(exchange))
         return _json(await _unless_gone(request, chat.answer(exchange)))
@@ -103,9 +110,10 @@ def _add_completions(app: FastAPI, desk: Desk) -> None:
     @app.post("/v1/completions", response_model=CompletionAnswer)
     async def text_completions(body: CompletionRequest, request: Request) -> Response:
         _check_model(desk, body.model)
-        read = partial(completion_wishes, body, desk.llm, desk.salt(request.state.tenant, body.cache_salt))
+        read = partial(completion_wishes, body, desk.llm, desk.caller(request.state.tenant, body.cache_salt))
         wishes: Wishes = await desk.read(_size(request), read)
         exchange = Exchange(desk, wishes, "cmpl")
+        request.state.requests = exchange
         echoes = [_echo(desk, ids) if body.echo else "" for ids, _ in wishes.specs]
         if wishes.streams:
             return await _streamed(desk, completions.chunks(exchange, echoes))

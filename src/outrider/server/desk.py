@@ -16,12 +16,13 @@ from outrider.engine.call import Call, RequestSpec
 from outrider.engine.driver import Driver
 from outrider.errors import ModelError, OutriderError, RequestError
 from outrider.llm import LLM
-from outrider.metrics import FEWEST_ONE_ROW_ROUNDS
+from outrider.metrics import FEWEST_ONE_ROW_ROUNDS, RowCosts
 from outrider.models.files.tokenizer import Tokenizer
 from outrider.requests.request import Request
 from outrider.requests.turn import Progress
 from outrider.server.failures import Refusal, draining
 from outrider.server.settings import ServerSettings
+from outrider.server.wishes import Caller
 
 _Result = TypeVar("_Result")
 _LONGEST_RETRY: Final = 60
@@ -159,8 +160,8 @@ class Desk:
     @property
     def one_row_seconds(self) -> float | None:
         """Seconds of a pass with one row, as the latest rounds measured it; None before there were enough."""
-        costs = self.llm.engine.seconds.by_rows
-        return costs.one_row if len(costs.latest) >= FEWEST_ONE_ROW_ROUNDS else None
+        latest = self.llm.engine.seconds.by_rows.latest.copy()  # one step, which the engine's thread cannot divide
+        return RowCosts(latest=latest).one_row if len(latest) >= FEWEST_ONE_ROW_ROUNDS else None
 
     @contextmanager
     def admitted(self, count: int) -> Iterator[None]:
@@ -229,9 +230,14 @@ class Desk:
         """Wait until no request is open."""
         await self._empty.wait()
 
-    def salt(self, tenant: str | None, wished: str | None) -> str | None:
-        """The cache salt of a request: its own, kept apart by tenant unless tenants share."""
+    def caller(self, tenant: str | None, wished: str | None) -> Caller:
+        """Whose request it is, with a cache salt that keeps tenants apart unless they share.
+
+        Args:
+            tenant: the owner of its key.
+            wished: the salt that it asks for.
+        """
         parts = [None if self.settings.share_cache else tenant, wished]
         if parts == [None, None]:
-            return None
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
+            return Caller(tenant)
+        return Caller(tenant, hashlib.sha256(repr(parts).encode()).hexdigest())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple
 
 from outrider.completion import Choice
@@ -70,6 +70,10 @@ class Exchange:
         """The requests of all prompts, in order."""
         return [request for group in self.groups for request in group]
 
+    def __iter__(self) -> Iterator[Request]:
+        """The requests, as far as the engine has taken them."""
+        return iter(self.requests)
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
@@ -85,9 +89,12 @@ class Exchange:
         """How long it took, if that was asked."""
         return timings(self.requests, self.desk.one_row_seconds) if self.wishes.timings else None
 
-    def called(self, *, ends_only: bool) -> AbstractAsyncContextManager[Ticket]:
-        """Queue the call; see :meth:`Desk.called`."""
-        return self.desk.called(self.wishes.specs, ends_only=ends_only, seconds=self.wishes.seconds)
+    @asynccontextmanager
+    async def called(self, *, ends_only: bool) -> AsyncIterator[Ticket]:
+        """Queue the call; see :meth:`Desk.called`.  From here on the usage can be told."""
+        async with self.desk.called(self.wishes.specs, ends_only=ends_only, seconds=self.wishes.seconds) as ticket:
+            self.groups = ticket.call.groups
+            yield ticket
 
     async def complete(self) -> list[Choice]:
         """Wait for all outputs.
@@ -97,7 +104,6 @@ class Exchange:
             OutriderError: the engine refuses them.
         """
         async with self.called(ends_only=True) as ticket:
-            self.groups = ticket.call.groups
             async for item in ticket.progress():
                 self.desk.watcher.ended(item.request)
                 _check(item.request)
@@ -109,7 +115,6 @@ class Exchange:
         Raises:
             Refusal: an output failed or took too long.
         """
-        self.groups = ticket.call.groups
         readers = [_OutputReader(place, request, self) for place, request in enumerate(self.requests)]
         by_request = {reader.request.id: reader for reader in readers}
         async for item in ticket.progress():

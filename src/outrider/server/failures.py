@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from outrider.errors import ConfigError, OutriderError, RequestError
 from outrider.server.invalid import complaint
@@ -27,10 +28,10 @@ _TYPES: Final = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+_TOO_LONG: Final = "context_length_exceeded"
 _FIELDS: Final = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
 _WITHIN: Final = dict.fromkeys(("speculate", "algorithm", "max_draft_tokens"), "speculation")
 """Sampling parameters that are fields of a field."""
-_TOO_LONG: Final = "context_length_exceeded"
 
 
 @dataclass(eq=False)
@@ -49,8 +50,9 @@ class Refusal(Exception):  # noqa: N818 - most are no errors of the server
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return ErrorBody(error=ErrorDetail(message=self.message, type=kind, param=self.param, code=self.code))
 
-    def response(self) -> Response:
-        """The whole answer."""
+    def response(self, scope: Scope) -> Response:
+        """The whole answer to a request; its state keeps the code, for the log."""
+        scope.setdefault("state", {})["code"] = self.code or str(self.status)
         body = self.body.model_dump_json()
         return Response(body, self.status, dict(self.headers), media_type="application/json")
 
@@ -84,22 +86,22 @@ def install(app: FastAPI) -> None:
         refusal = refusal_of(error)
         if refusal.code == _TOO_LONG and request.scope["path"] == "/v1/completions":
             refusal = replace(refusal, param="prompt")
-        return refusal.response()
+        return refusal.response(request.scope)
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         told = complaint(error.errors(), error.body)
-        return Refusal(400, told.message, told.param, told.code).response()
+        return Refusal(400, told.message, told.param, told.code).response(request.scope)
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if isinstance(error.__cause__, Refusal):  # raised while the body was read
-            return error.__cause__.response()
+            return error.__cause__.response(request.scope)
         if error.status_code == 404:
             message = f"there is no {request.method} {request.scope['path'][:200]}"
         else:
             message = str(error.detail)
-        return Refusal(error.status_code, message, headers=error.headers or {}).response()
+        return Refusal(error.status_code, message, headers=error.headers or {}).response(request.scope)
 
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 _MOST_ERRORS: Final = 3
+_MOST_READ: Final = 100
+"""Each unknown name of a body is an error, and there may be thousands."""
 _EXPECTED: Final = "Input should be "
 _CODES: Final = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
 _NO_OBJECT: Final = "the body must be a JSON object, sent with Content-Type: application/json"
@@ -33,7 +35,7 @@ def complaint(errors: Sequence[Mapping[str, Any]], body: Any) -> Complaint:
     if not isinstance(body, dict):
         return Complaint(_NO_OBJECT, None, None)
     found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for item in errors:
+    for item in errors[:_MOST_READ]:
         found.setdefault(_path(item, body), []).append(item)
     above = {place[:end] for place in found for end in range(len(place))}
     deepest = [place for place in found if place not in above]

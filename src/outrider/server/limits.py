@@ -22,7 +22,8 @@ _ADMIN: Final = "/admin/"
 _LOCAL: Final = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 _HOST: Final = re.compile(r"(\[[^\]]*\]|[^:]*)(?::\d*)?")
 _ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-_SAFE: Final = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+SAFE: Final = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+"""Headers of every answer."""
 
 
 class Keys:
@@ -64,7 +65,7 @@ class Gate:
         self._keys = Keys(settings.api_keys)
         self._admin = Keys([settings.admin_key] if settings.admin_key else [])
         self._most = settings.max_body_megabytes << 20
-        self._local = settings.host in _LOCAL
+        self._local = settings.local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request and hand it on."""
@@ -83,7 +84,7 @@ class Gate:
                 begun.append(message)
                 told = MutableHeaders(raw=message["headers"])
                 told["X-Request-Id"] = name
-                for header, value in _SAFE.items():
+                for header, value in SAFE.items():
                     told.setdefault(header, value)
             await send(message)
 
@@ -93,11 +94,11 @@ class Gate:
             await self._app(routed, _Body(receive, self._most, self._settings.receive_seconds), answer)
         except asyncio.CancelledError:  # the server ends at once; uvicorn closes the connection
             if not begun:
-                await draining().response()(scope, receive, answer)
+                await draining().response(scope)(scope, receive, answer)
         except Exception as error:
             if begun:
                 raise
-            await refusal_of(error).response()(scope, receive, answer)
+            await refusal_of(error).response(scope)(scope, receive, answer)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """Refuse a request that may not reach the routes.

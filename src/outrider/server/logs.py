@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -59,14 +59,14 @@ class RequestLine:
     acceptance_rate: float = 0.0
     accepted_length: float = 0.0
 
-    def with_outputs(self, requests: Sequence[Request], algorithm: str) -> RequestLine:
+    def with_outputs(self, outputs: Iterable[Request], algorithm: str) -> RequestLine:
         """The line with the figures of the outputs.
 
         Args:
-            requests: those of the call; empty if it never reached the engine.
+            outputs: the call's requests; empty if it never reached the engine.
             algorithm: the method that drafted.
         """
-        stats = SpeculationStats()
+        requests, stats = list(outputs), SpeculationStats()
         for request in requests:
             stats.merge(request.stats)
         prompts = {id(request): request for request in requests if request.choice == 0}.values()

@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from outrider.server.failures import Refusal
+from outrider.server.limits import SAFE
 from outrider.server.settings import ServerSettings
 
 _MOST_HEADERS: Final = 128
@@ -111,12 +112,14 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
         self._beside_body -= 2 * len(body)  # chunks have lines of their own, which need not be longer than they
-        super().on_body(body)
+        if not self.transport.is_closing():
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The message is complete."""
         self._receive_by = None
-        super().on_message_complete()
+        if not self.transport.is_closing():
+            super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -147,17 +150,18 @@ class GuardedProtocol(HttpToolsProtocol):
             body = Refusal(status, message).body.model_dump_json().encode()
             head = (
                 f"HTTP/1.1 {status} {_PHRASES[status]}\r\nContent-Type: application/json\r\n"
-                f"Content-Length: {len(body)}\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+                f"Content-Length: {len(body)}\r\nConnection: close\r\n"
             )
-            self.transport.write(head.encode() + body)
+            safe = "".join(f"{name}: {value}\r\n" for name, value in SAFE.items())
+            self.transport.write(f"{head}{safe}\r\n".encode() + body)
         self.transport.close()
 
 
 async def _turn_away(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer where there are too many connections."""
-    headers = {"Retry-After": "1", "Connection": "close"}
+    headers = {**SAFE, "Retry-After": "1", "Connection": "close"}
     refusal = Refusal(503, "the server has too many connections; try again later", code="overloaded", headers=headers)
-    await refusal.response()(scope, receive, send)
+    await refusal.response(scope)(scope, receive, send)
 
 
 def watch(connections: set[Any], now: float) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import logging.config
 import math
+import resource
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -17,10 +19,13 @@ from outrider.errors import ConfigError
 from outrider.llm import LLM
 from outrider.server.app import make_app
 from outrider.server.desk import Desk
+from outrider.server.logs import log_config
 from outrider.server.protocol import guarded, watch
 from outrider.server.settings import ServerSettings
 
 _BACKLOG: Final = 2048
+_FILES: Final = 256
+"""Open files beside the connections."""
 _LAST_SECONDS: Final = 1
 """Time for the last answers to be written after open requests were given up."""
 
@@ -55,10 +60,25 @@ def serve(llm: LLM, settings: ServerSettings, taken: socket.socket, tell: Callab
         taken: the socket from :func:`bound`.
         tell: told where the server answers, once it does.
     """
+    keys = [*settings.api_keys, *([] if settings.admin_key is None else [settings.admin_key])]
+    logging.config.dictConfig(log_config(as_json=settings.log_json, level=settings.log_level, keys=keys))
     gc.collect()
+    allow_files(settings.max_connections + _FILES)
     gc.freeze()  # what the model is made of lives as long as the server, and need not be looked at again
     with llm:
         Server(Desk(llm, settings), tell).run(sockets=[taken])
+
+
+def allow_files(count: int) -> None:
+    """Let this process open more files, as far as its user may; each connection is one, and often 1024 are the default.
+
+    Args:
+        count: files that it should be able to open.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class Server(uvicorn.Server):

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from outrider.errors import ConfigError
 from outrider.options import check_options, option
+
+LOCAL: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+"""What a server for this machine alone is called."""
+_LEVELS: Final = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,19 @@ class ServerSettings:
     drain_seconds: float = option(
         60.0, "Longest time for open requests to finish after SIGTERM.", low=0.0, high=86400.0
     )
+    log_json: bool = False
+    """Whether each line of the log is a JSON object."""
+    log_level: str = "info"
+    """The least important lines to log; ``debug`` may show what users wrote."""
+    traces_endpoint: str | None = None
+    """Where spans of requests are sent, by OTLP over HTTP; None sends none."""
     cors_origins: tuple[str, ...] = ()
     """Other origins whose pages may use the server."""
+
+    @property
+    def local(self) -> bool:
+        """Whether only programs of this machine reach the server."""
+        return self.host in LOCAL
 
     def __post_init__(self) -> None:
         """Check the bounds.
@@ -44,6 +60,8 @@ class ServerSettings:
             ConfigError: a value is out of bounds, or a key is empty or no ASCII text.
         """
         check_options(self)
+        if self.log_level not in _LEVELS:
+            raise ConfigError(f"there is no log level {self.log_level!r}; there are: {', '.join(_LEVELS)}")
         for key in (*self.api_keys, *([] if self.admin_key is None else [self.admin_key])):
             if not key or not key.isascii() or key != key.strip():
                 raise ConfigError("server: a key must be ASCII text without spaces around it, and not empty")

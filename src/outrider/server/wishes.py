@@ -38,6 +38,7 @@ _SAME: Final = (
     "seed",
     "n",
     "prompt_logprobs",
+    "priority",
 )
 """Fields with the names that sampling parameters have."""
 _END: Final = 256
@@ -68,12 +69,22 @@ class Wishes:
     """Whether only the first call counts."""
 
 
-def sampling_params(fields: SamplingFields, salt: str | None, grammar: Grammar | None, **more: Any) -> SamplingParams:
+@dataclass(frozen=True)
+class Caller:
+    """Whose request it is."""
+
+    tenant: str | None = None
+    """The owner of the key; tenants are served in turn."""
+    salt: str | None = None
+    """Which other requests it shares cached rows with."""
+
+
+def sampling_params(fields: SamplingFields, caller: Caller, grammar: Grammar | None, **more: Any) -> SamplingParams:
     """Sampling parameters of a request; fields that were not given keep OpenAI's defaults.
 
     Args:
         fields: the request.
-        salt: which other requests it shares cached rows with.
+        caller: whose it is.
         grammar: what the output must look like.
         more: parameters that the kinds of requests spell differently.
 
@@ -92,7 +103,12 @@ def sampling_params(fields: SamplingFields, salt: str | None, grammar: Grammar |
     temperature = 1.0 if fields.temperature is None else fields.temperature
     prediction = None if fields.prediction is None else fields.prediction.text
     return SamplingParams(
-        temperature=temperature, cache_salt=salt, grammar=grammar, prediction=prediction, **given | more
+        temperature=temperature,
+        grammar=grammar,
+        prediction=prediction,
+        tenant=caller.tenant,
+        cache_salt=caller.salt,
+        **given | more,
     )
 
 
@@ -118,7 +134,7 @@ def wishes(fields: SamplingFields, specs: Sequence[RequestSpec]) -> Wishes:
     )
 
 
-def chat_wishes(body: ChatRequest, llm: LLM, salt: str | None) -> Wishes:
+def chat_wishes(body: ChatRequest, llm: LLM, caller: Caller) -> Wishes:
     """Read a conversation.
 
     Raises:
@@ -146,7 +162,7 @@ def chat_wishes(body: ChatRequest, llm: LLM, salt: str | None) -> Wishes:
         raise Refusal(400, "tool_choice and another field ask for different forms of one answer", "tool_choice")
     if grammar is not None:  # the grammar describes all of the answer, which so begins with no reasoning
         form = replace(form, reasoning=None, reasoning_open=False)
-    params = _chat_params(body, salt, grammar if written is None else Grammar.lark(written), form)
+    params = _chat_params(body, caller, grammar if written is None else Grammar.lark(written), form)
     return replace(wishes(body, [llm.reader.prompt(prompt, params, {})]), form=form, one_call=not several)
 
 
@@ -158,16 +174,16 @@ def _form(llm: LLM, prompt: Sequence[int], functions: Sequence[Function]) -> Ans
     return answer_format(tokenizer.template_text, tokenizer.special_spellings, end, functions)
 
 
-def _chat_params(body: ChatRequest, salt: str | None, grammar: Grammar | None, form: AnswerFormat) -> SamplingParams:
+def _chat_params(body: ChatRequest, caller: Caller, grammar: Grammar | None, form: AnswerFormat) -> SamplingParams:
     if body.top_logprobs and not body.logprobs:
         raise Refusal(400, "top_logprobs needs logprobs to be true", "top_logprobs")
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     more: dict[str, Any] = {"skip_special_tokens": False} if form.needs_special_tokens else {}
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return sampling_params(body, salt, grammar, max_tokens=most, logprobs=logprobs, **more)
+    return sampling_params(body, caller, grammar, max_tokens=most, logprobs=logprobs, **more)
 
 
-def completion_wishes(body: CompletionRequest, llm: LLM, salt: str | None) -> Wishes:
+def completion_wishes(body: CompletionRequest, llm: LLM, caller: Caller) -> Wishes:
     """Read prompts to complete.
 
     Raises:
@@ -175,7 +191,7 @@ def completion_wishes(body: CompletionRequest, llm: LLM, salt: str | None) -> Wi
         Refusal: fields contradict each other.
     """
     most = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    params = sampling_params(body, salt, grammar_of(body), max_tokens=most, logprobs=body.logprobs, **_of_echo(body))
+    params = sampling_params(body, caller, grammar_of(body), max_tokens=most, logprobs=body.logprobs, **_of_echo(body))
     prompts: list[Any] = [body.prompt] if _is_one(body.prompt) else list(body.prompt)
     plain = body.add_special_tokens is False and llm.tokenizer is not None
     ids = [

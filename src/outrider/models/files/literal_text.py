@@ -18,6 +18,7 @@ from typing import Any, Final
 import tokenizers
 
 from outrider.errors import RequestError
+from outrider.models.files.encoding import ids_of
 from outrider.models.files.spellings import first_characters, one_of
 
 _MARK: Final = "\ufdd0"
@@ -101,7 +102,7 @@ class LiteralText:
 
         aliased = _WRITTEN_MARK.sub("", self._own.sub(alias, text))
         backend, real = self._copy
-        ids = backend.encode(aliased, add_special_tokens=False).ids
+        ids = ids_of(backend, aliased, add_special_tokens=False)
         if sum(i in real for i in ids) != written:
             raise RequestError(
                 "this tokenizer cannot tell special tokens from their spellings; take spellings of special tokens, "

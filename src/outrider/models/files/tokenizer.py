@@ -14,6 +14,7 @@ import tokenizers
 from outrider.errors import OutriderError, RequestError
 from outrider.grammar import GrammarCompiler
 from outrider.models.files.chat_template import ChatTemplate, Message
+from outrider.models.files.encoding import ids_of, text_of
 from outrider.models.files.hf_tokenizer import Template
 from outrider.models.files.literal_text import LiteralText, Told
 
@@ -80,7 +81,7 @@ class Tokenizer:
             RequestError: the text holds half a surrogate pair, which is no character.
         """
         _check_unicode(text)
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids_of(self.backend, text, add_special_tokens=add_special_tokens)
 
     def encode_chat(
         self,
@@ -127,7 +128,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Convert ids to text; ids past the vocabulary (padding rows of the model) add nothing."""
-        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text_of(self.backend, ids, skip_special_tokens=skip_special_tokens)
 
     def stream(self, skip_special_tokens: bool = True) -> DetokenizerStream:
         """Start an incremental `decode`."""

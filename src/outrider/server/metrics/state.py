@@ -50,7 +50,7 @@ def state_of(engine: Engine | None) -> EngineState:
         waiting=len(scheduler.waiting),
         kv_use=min(1.0, max(0.0, 1.0 - cache.free_rows / cache.slots)),
         shares=cache.shares,
-        preemptions=scheduler.preemptions,
+        preemptions=scheduler.counts.preemptions,
         ended=dict(scheduler.ended),
         switched_off=switched_off,
     )
