@@ -21,8 +21,9 @@ class CacheConfig:
 
     method = "cache"
     rows: int = option(
-        0, "Tokens that each model's KV cache can hold; 0 fits two whole contexts, but at most 65536 tokens."
+        0, "Tokens that each model's KV cache can hold; 0 fits whole contexts, but at most 65536 tokens."
     )
+    contexts: int = option(2, "Whole contexts that the KV cache can hold, if rows is 0.", low=1)
     page_size: int = option(16, "Tokens per page.", low=1, high=4096)
     prefix_cache: bool | None = option(
         None,

@@ -163,8 +163,7 @@ class LLM:
         self, name: str, target: TargetModel, tokenizer: Tokenizer | None, plan: Plan, setup: Mapping[str, Any]
     ) -> None:
         made = configured_engine(target, tokenizer, Speculation.of(plan), **setup)
-        self._setup = setup
-        self.driver = self._driver = Driver(made.engine)
+        self._setup, self.driver = setup, Driver(made.engine)
         """Runs the rounds for all callers; the server sends its requests here."""
         self.name = name
         """The model, as it was given."""
@@ -181,7 +180,7 @@ class LLM:
         Raises:
             RequestError: this ``LLM`` is closed.
         """
-        return self._driver.engine
+        return self.driver.engine
 
     def generate(
         self,
@@ -215,7 +214,7 @@ class LLM:
 
         Arguments and errors are those of :meth:`generate`.
         """
-        return await self._driver.acomplete(self.reader.prompts(prompts, params, options))
+        return await self.driver.acomplete(self.reader.prompts(prompts, params, options))
 
     def stream(self, prompt: Prompt, params: Params | None = None, **options: Any) -> Stream:
         """Stream the completion of one prompt; closing the iterator early cancels the request.
@@ -232,14 +231,14 @@ class LLM:
             RequestError: the prompt is empty, too long or not a prompt.
             ConfigError: a sampling parameter is unknown or out of range.
         """
-        return Stream(self._driver, self._driver.submit([self.reader.prompt(prompt, params, options)]))
+        return Stream(self.driver, self.driver.submit([self.reader.prompt(prompt, params, options)]))
 
     def astream(self, prompt: Prompt, params: Params | None = None, **options: Any) -> AsyncStream:
         """Stream the completion of one prompt in an event loop; dropping the iterator cancels the request.
 
         Arguments and errors are those of :meth:`stream`; a prompt that is too long raises at the first chunk.
         """
-        return AsyncStream(self._driver, self._driver.post([self.reader.prompt(prompt, params, options)]))
+        return AsyncStream(self.driver, self.driver.post([self.reader.prompt(prompt, params, options)]))
 
     @overload
     def chat(
@@ -306,7 +305,7 @@ class LLM:
         told = read_template(tools, add_generation_prompt, continue_final_message, chat_template_kwargs)
         wishes, several = self.reader.conversations(messages, params, options, told, stream=stream)
         if stream:
-            return Stream(self._driver, self._driver.submit(wishes))
+            return Stream(self.driver, self.driver.submit(wishes))
         done = self._complete(wishes, progress=progress)
         return done if several else done[0]
 
@@ -326,8 +325,8 @@ class LLM:
         told = read_template(*(options.pop(name, None) for name in TEMPLATE_OPTIONS))
         wishes, several = self.reader.conversations(messages, params, options, told, stream=stream)
         if stream:
-            return AsyncStream(self._driver, self._driver.post(wishes))
-        found = await self._driver.acomplete(wishes)
+            return AsyncStream(self.driver, self.driver.post(wishes))
+        found = await self.driver.acomplete(wishes)
         return found if several else found[0]
 
     def __repr__(self) -> str:
@@ -341,7 +340,7 @@ class LLM:
 
     @property
     def _facts(self) -> dict[str, Any]:
-        if self._driver.closed:
+        if self.driver.closed:
             return {"closed": True}
         target, rule = self.engine.target, self.verifier
         facts = {"speculation": self.drafter_config.method, "verifier": rule_label(rule.name, lossless=rule.lossless)}
@@ -353,11 +352,11 @@ class LLM:
 
     def clear_prefix_cache(self) -> None:
         """Empty the prefix cache; this affects only the speed."""
-        self._driver.between_rounds(Engine.clear_prefix_cache)
+        self.driver.between_rounds(Engine.clear_prefix_cache)
 
     def close(self) -> None:
         """Cancel open requests and release the models; later calls are refused."""
-        self._driver.close()
+        self.driver.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -398,4 +397,4 @@ class LLM:
     def _complete(self, wishes: Sequence[RequestSpec], *, progress: bool) -> list[Completion]:
         with ProgressBar(disable=not progress, transient=True) as bar:
             task = bar.add_task("completing", total=sum(params.n for _, params in wishes))
-            return self._driver.complete(wishes, lambda: bar.advance(task))
+            return self.driver.complete(wishes, lambda: bar.advance(task))

@@ -187,7 +187,7 @@ def test_an_interruption_in_one_requests_processor_costs_no_other_a_piece(case: 
 def test_text_that_cannot_be_made_ends_its_own_request_alone(rule: str) -> None:
     llm = speaking(by_id("draft_model"), rule)
     alone = llm.generate([PROMPTS[0]], wishes()[0])[0]
-    engine = llm._driver.between_rounds(lambda engine: engine)
+    engine = llm.driver.between_rounds(lambda engine: engine)
     requests = [engine.submit(p, w) for p, w in zip(PROMPTS[:2], wishes(), strict=False)]
     engine.step()
 

@@ -64,7 +64,7 @@ def target_only_rules() -> list[str]:
 
 
 def assert_clean(llm: object) -> None:
-    engine = llm._driver.between_rounds(lambda engine: engine)  # type: ignore[attr-defined]
+    engine = llm.driver.between_rounds(lambda engine: engine)  # type: ignore[attr-defined]
     assert engine.idle
     engine.pool.check()
     for cache_ in engine.pool._caches.values():

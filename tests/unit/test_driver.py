@@ -219,7 +219,7 @@ def test_closing_ends_what_coroutines_and_threads_wait_for() -> None:
         return [found[0][0].finish_reason, found[1][-1].choice.finish_reason]
 
     def close() -> None:
-        while len(llm._driver._loop._calls) < 3:
+        while len(llm.driver._loop._calls) < 3:
             time.sleep(0.001)
         llm.close()
 
@@ -228,7 +228,7 @@ def test_closing_ends_what_coroutines_and_threads_wait_for() -> None:
     )
     closed.result()
     assert set(coroutine.result() + thread.result()) == {FinishReason.CANCELLED}
-    thread_of_its_own = llm._driver._thread
+    thread_of_its_own = llm.driver._thread
     assert thread_of_its_own is not None
     assert not thread_of_its_own.is_alive()
     with pytest.raises(RequestError, match="closed"):
@@ -259,7 +259,7 @@ def test_a_model_that_nobody_refers_to_is_freed_at_once_and_its_thread_ends(use:
         asyncio.run(llm.agenerate([[1, 2, 3]], max_tokens=3))
     elif use != "nothing":
         list(getattr(llm, use)([1, 2, 3], max_tokens=3))
-    thread = llm._driver._thread
+    thread = llm.driver._thread
     del llm
     assert gone() is None, "the sleeping thread holds the model"
     if thread is not None:
@@ -271,7 +271,7 @@ def test_a_model_that_is_dropped_while_it_decodes_is_freed_after_the_round() -> 
     llm, gone = loaded()
     stream = llm.stream([1, 2, 3], **LONG, processors=slowly)
     next(stream)
-    thread = llm._driver._thread
+    thread = llm.driver._thread
     del llm
     next(stream)
     del stream
@@ -390,7 +390,7 @@ def test_a_driver_without_a_thread_runs_a_round_a_step() -> None:
     with pytest.raises(RequestError, match="closed"):
         driver.submit(wishes)
     with pytest.raises(RequestError, match="a thread of its own"):
-        llm._driver.step()
+        llm.driver.step()
     assert_clean(llm)
 
 
@@ -415,7 +415,7 @@ def test_rounds_use_as_many_torch_threads_as_the_one_who_made_the_model(model: A
     """One where the kernels have threads of their own."""
     llm, seen = LLM.from_model(model(0)), list[int]()
     before = torch.get_num_threads()
-    work = llm._driver.between_rounds
+    work = llm.driver.between_rounds
     try:
         for count in (2, 1, 3):
             torch.set_num_threads(count)
@@ -452,7 +452,7 @@ def test_a_round_that_raises_stop_iteration_does_not_end_a_stream_as_if_it_were_
     def stops(*arguments: Any, **options: Any) -> Any:
         raise StopIteration
 
-    llm._driver.between_rounds(lambda engine: setattr(engine, "step", stops))
+    llm.driver.between_rounds(lambda engine: setattr(engine, "step", stops))
     try:
         with pytest.raises(RuntimeError, match="the round raised StopIteration"):
             list(stream)
@@ -483,7 +483,7 @@ def test_two_drivers_of_one_engine_take_turns() -> None:
         with pytest.raises(RequestError, match="another driver"):
             by_hand.complete([wish])
         assert next(stream).token_ids
-    llm._driver.between_rounds(lambda engine: engine)
+    llm.driver.between_rounds(lambda engine: engine)
     assert [one.token_ids for one in by_hand.complete([wish])] == [expected[1].token_ids]
     call = by_hand.submit([wish])
     by_hand.step()

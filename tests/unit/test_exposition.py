@@ -71,7 +71,7 @@ class Served:
         self.now = 100.0
         self.llm = LLM.from_model(tiny_model(), speculation="ngram", cache={"prefix_cache": prefix_cache})
         self.totals, self.requests = RoundTotals(), RequestMetrics("small", 512, lambda: self.now)
-        self.llm._driver.between_rounds(self.totals.attach)
+        self.llm.driver.between_rounds(self.totals.attach)
         self.exposition = Exposition(FACTS, self.totals, self.requests)
 
     def work(self) -> None:

@@ -86,8 +86,8 @@ class TestLines:
 
     def test_figures_are_those_of_the_outputs(self) -> None:
         llm = LLM.from_model(tiny_model(), speculation="ngram")
-        call = llm._driver.submit([([5, 6, 7, 8] * 6, SamplingParams(max_tokens=30, ignore_eos=True, n=2))])
-        while llm._driver.wait(call):
+        call = llm.driver.submit([([5, 6, 7, 8] * 6, SamplingParams(max_tokens=30, ignore_eos=True, n=2))])
+        while llm.driver.wait(call):
             pass
         requests = call.requests
         line = LINE.with_outputs(requests, "ngram")

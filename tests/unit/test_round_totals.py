@@ -32,7 +32,7 @@ REPEATED = [5, 6, 7, 8] * 6
 
 def watched(llm: LLM) -> RoundTotals:
     totals = RoundTotals()
-    llm._driver.between_rounds(totals.attach)
+    llm.driver.between_rounds(totals.attach)
     return totals
 
 
@@ -183,7 +183,7 @@ class TestReaders:
             def observe(self, turns: Sequence[Turn], stats: RoundStats) -> None:
                 seen.append(totals.figures)
 
-        llm._driver.between_rounds(lambda engine: engine.observers.append(Notes()))
+        llm.driver.between_rounds(lambda engine: engine.observers.append(Notes()))
         llm.generate([REPEATED], SamplingParams(max_tokens=40, ignore_eos=True))
         assert len(seen) > 3
         for one, other in pairwise(seen):
@@ -194,12 +194,12 @@ class TestReaders:
     def test_a_cancelled_request_leaves_the_gauges_without_a_round(self) -> None:
         llm = LLM.from_model(tiny_model(), speculation=None)
         totals = watched(llm)
-        call = llm._driver.submit([(REPEATED, SamplingParams(max_tokens=400, ignore_eos=True))])
-        assert llm._driver.wait(call) is not None
+        call = llm.driver.submit([(REPEATED, SamplingParams(max_tokens=400, ignore_eos=True))])
+        assert llm.driver.wait(call) is not None
         assert stats_of(totals, FACTS)["running"] == 1
         assert stats_of(totals, FACTS)["kv_use"] > 0
-        llm._driver.cancel(call)
-        llm._driver.between_rounds(lambda engine: None)
+        llm.driver.cancel(call)
+        llm.driver.between_rounds(lambda engine: None)
         state = state_of(totals.engine)
         assert (state.running, state.waiting, state.kv_use) == (0, 0, 0.0)
         assert state.ended == {FinishReason.CANCELLED: 1}

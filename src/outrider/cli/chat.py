@@ -55,7 +55,7 @@ def chat(
     """
     sampling.params()  # check it before the model is loaded
     lines, plan = reader(), speculation.chosen(model.model)
-    llm = model.load(plan, cache)
+    llm = model.load(plan, cache.config)
     conversation = Conversation(llm, sampling, system, output.screen(), verbose=verbose)
     if output.side().is_terminal:
         from outrider.models.loading import find

@@ -68,7 +68,7 @@ def generate(
     """
     text = read_prompt(prompt, shown.prompt_file)
     params, plan = sampling.params(), speculation.chosen(model.model)
-    llm = model.load(plan, cache)
+    llm = model.load(plan, cache.config)
     tokens = encode(llm, text, shown.chat)
     if shown.as_json:
         _print_json(llm, tokens, params, plan)

@@ -80,7 +80,7 @@ class ModelFlags:
             set_threads(self.threads)
             torch.set_num_threads(self.threads)
 
-    def load(self, plan: CheckedSpeculation, cache: CacheFlags, scheduler: SchedulerConfig | None = None) -> LLM:
+    def load(self, plan: CheckedSpeculation, cache: CacheConfig, scheduler: SchedulerConfig | None = None) -> LLM:
         """Load the model, its drafter and its KV cache."""
         from outrider.llm import LLM  # takes seconds; --help and bad flags should answer at once
 
@@ -95,7 +95,7 @@ class ModelFlags:
                 context_length=self.context_length,
                 quantization=self.quantization,
                 draft_quantization=self.speculative_draft_quantization,
-                cache=cache.config,
+                cache=cache,
                 scheduler=scheduler,
             )
 
@@ -121,11 +121,13 @@ class CacheFlags:
 
     prefix_cache: bool | None = None
     """Reuse shared prefixes; default: on with native."""
+    cache_rows: Annotated[int, Parameter(metavar="N")] = 0
+    """Tokens that the KV cache holds; 0: whole contexts."""
 
     @property
     def config(self) -> CacheConfig:
         """These flags as the library's config."""
-        return CacheConfig(prefix_cache=self.prefix_cache)
+        return CacheConfig(rows=self.cache_rows, prefix_cache=self.prefix_cache)
 
 
 RULES: Final = ", ".join(rule_label(name, lossless=rule.lossless) for name, rule in registered().items())

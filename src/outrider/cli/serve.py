@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
 from cyclopts import Parameter
@@ -102,6 +102,8 @@ class ServerFlags:
         return SchedulerConfig(max_running=self.max_running, max_rows=self.max_rows, prefill_chunk=self.prefill_chunk)
 
 
+_CONTEXTS: Final = 16
+"""Whole contexts that the KV cache holds unless told otherwise; memory that no request touches is not used."""
 SHOWN: Final = ServerFlags()
 """Defaults of the signature."""
 
@@ -126,7 +128,7 @@ def serve(
 
     settings, scheduler, plan = server.settings, server.scheduler, speculation.chosen(model.model)
     taken = bound(settings)
-    llm = model.load(plan, cache, scheduler)
+    llm = model.load(plan, replace(cache.config, contexts=_CONTEXTS), scheduler)
 
     def ready(address: str) -> None:
         output.tell(f"Outrider ready: {address}")

@@ -229,7 +229,7 @@ def _others(given: Algorithms, main: DrafterConfig, verifier: Verifier, target: 
 
 
 def _pool(target: TargetModel, pages: CacheConfig) -> KVPool:
-    automatic = automatic_rows(target.context_length, _MOST_ROWS, target.row_bytes, target.device)
+    automatic = automatic_rows(pages.contexts * target.context_length, _MOST_ROWS, target.row_bytes, target.device)
     return KVPool(pages.rows or automatic, pages.page_size, pages.prefix_cache)
 
 

@@ -26,9 +26,9 @@ def free_bytes(device: torch.device) -> int | None:
     return int(found[0]) * 1024 if found else None
 
 
-def automatic_rows(context_length: int, most: int, row_bytes: int, device: torch.device) -> int:
-    """Choose the rows of a cache: two whole contexts, at most ``most``, or as many as fit half of the free memory."""
-    rows = min(2 * context_length, most)
+def automatic_rows(wanted: int, most: int, row_bytes: int, device: torch.device) -> int:
+    """Choose the rows of a cache: as wanted, at most ``most``, or as many as fit half of the free memory."""
+    rows = min(wanted, most)
     free = free_bytes(device)
     if free is None or row_bytes == 0:
         return rows
