@@ -382,7 +382,7 @@ def test_a_request_that_ends_with_its_prompt_leaves_its_rows_under_its_salt(case
     cached = [warm.generate(LONG, max_tokens=1, cache_salt="one")[0].cached_tokens for _ in range(2)]
     assert cached[0] == 0
     assert cached[1], "the second finds nothing"
-    warm._driver.between_rounds(lambda engine: engine)
+    warm.driver.between_rounds(lambda engine: engine)
     assert not warm.engine.cache.salts
     for cache_ in warm.engine.pool._caches.values():
         assert all(isinstance(text[0], str) for text in cache_._index.root.children), "rows lie under no salt"
@@ -469,7 +469,7 @@ def test_clearing_makes_the_next_request_cold_and_disturbs_no_running_one(
     stream = warm.stream(LONG, GREEDY)
     text = list(next(stream).token_ids)
     warm.clear_prefix_cache()
-    warm._driver.between_rounds(lambda engine: engine.pool.check())
+    warm.driver.between_rounds(lambda engine: engine.pool.check())
     counts = rows_computed(warm)
     cold = warm.generate(LONG, GREEDY)[0]
     for chunk in stream:
