@@ -68,7 +68,7 @@ def refusal_of(error: BaseException) -> Refusal:
         return error
     if isinstance(error, (ConfigError, RequestError)):
         said = str(error)
-        name = said.split(maxsplit=1)[0].rstrip(":") if said else ""
+        name = said.split(maxsplit=1)[0].rstrip(":").split("[")[0] if said else ""
         name = _WITHIN.get(name, name)
         code = _TOO_LONG if "but the context holds" in said else None
         param = "messages" if code else next((part for part in (name,) if part in _FIELDS), None)

@@ -37,7 +37,8 @@ def complaint(errors: Sequence[Mapping[str, Any]], body: Any) -> Complaint:
     found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for item in errors[:_MOST_READ]:
         found.setdefault(_path(item, body), []).append(item)
-    deepest = [place for place in found if not any(other[: len(place)] == place != other for other in found)]
+    above = {place[:end] for place in found for end in range(len(place))}
+    deepest = [place for place in found if place not in above]
     told = [_told(".".join(place), found[place]) for place in deepest]
     first = deepest[0]
     return Complaint(
