@@ -18,7 +18,7 @@ import outrider
 from outrider import errors
 
 TARGET = Path(__file__).with_name("api.md")
-CLASSES = ["LLM", "SamplingParams", "Speculation", "CacheConfig", "SchedulerConfig"]
+CLASSES = ["LLM", "SamplingParams", "Grammar", "Speculation", "CacheConfig", "SchedulerConfig"]
 ANSWERS = ["Completion", "Choice", "Chunk", "Stream", "AsyncStream", "FinishReason"]
 SECTIONS = re.compile(r"^(Args|Returns|Raises):$", re.M)
 INTRODUCTION = """\

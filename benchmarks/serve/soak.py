@@ -46,6 +46,8 @@ _IDLE_S: Final = 20.0
 """Cancelled requests must be gone after this time."""
 _MOST_SHOWN: Final = 20
 """Failures that the result tells in full."""
+_POINTS: Final = 100
+"""Samples of memory that the result tells."""
 _LAST: Final = 4
 """Streams that are open when the server is asked to end."""
 
@@ -252,13 +254,13 @@ async def drain(server: Server, pool: Sequence[tuple[cases.Case, dict[str, Any]]
 
 
 def judged_growth(memory: Sequence[tuple[int, int]], requests: int) -> dict[str, Any]:
-    """How memory grew after the warm-up, the first third of the requests.
+    """How memory grew after the warm-up, the first half of the requests.
 
     Args:
         memory: ended requests and bytes.
         requests: all requests.
     """
-    late = [(ended, size) for ended, size in memory if ended >= requests / 3]
+    late = [(ended, size) for ended, size in memory if ended >= requests / 2]
     each = slope([ended for ended, _ in late], [size for _, size in late])
     span = late[-1][0] - late[0][0] if late else 0
     sizes = [size / 2**20 for _, size in memory] or [0.0]
@@ -269,6 +271,7 @@ def judged_growth(memory: Sequence[tuple[int, int]], requests: int) -> dict[str,
         "begin_mib": sizes[0],
         "most_mib": max(sizes),
         "end_mib": sizes[-1],
+        "series_mib": [(ended, round(size / 2**20, 1)) for ended, size in memory[:: len(memory) // _POINTS + 1]],
     }
 
 

@@ -62,7 +62,7 @@ def _joined(parts: Sequence[Mapping[str, Any]], case: Case) -> dict[str, Any]:
             top += [[each["logprob"] for each in item["top_logprobs"]] for item in content]
         else:
             logprobs += told.get("token_logprobs") or ()
-    asked = case.body.get("logprobs") not in (None, False)
+    asked = case.body.get("logprobs", False) is not False  # 0 asks for the chosen token's alone
     last = parts[-1]
     return {
         "text": text,

@@ -167,7 +167,7 @@ def test_without_room_all_requests_wait_their_turn(tmp_path: Path, plain: Served
             assert [answer.status_code for answer in told] == [200] * 24
             expected = list(pool.map(lambda wish: other.post("/v1/completions", json=wish), wishes))
         assert list(map(text_of, told)) == list(map(text_of, expected))
-        assert llm.driver.between_rounds(lambda engine: engine.scheduler.preemptions) > 0
+        assert llm.driver.between_rounds(lambda engine: engine.scheduler.counts.preemptions) > 0
         assert served.idle()
 
 

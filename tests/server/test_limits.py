@@ -103,7 +103,7 @@ BODIES = {
 @pytest.mark.parametrize("kind", BODIES)
 def test_bodies_that_are_none(roomy: Served, kind: str) -> None:
     """No error is longer than its reader's patience, and none takes time for each wrong item."""
-    for path in PATHS:
+    for path in (*PATHS, "/tokenize", "/detokenize"):
         status, _, body = asked(roomy.port, request(path, BODIES[kind], "Connection: close"))
         assert status == 400
         assert error_of(body)["type"] == "invalid_request_error"
@@ -196,6 +196,13 @@ def test_lengths_that_are_none(tight: Served, length: str) -> None:
 )
 def test_what_is_not_http(tight: Served, sent: bytes) -> None:
     refused(tight, sent, 400)
+
+
+def test_the_first_http_is_answered_and_closed(tight: Served) -> None:
+    status, headers, body = asked(tight.port, b"GET /health HTTP/1.0\r\n\r\n")
+    assert status == 200
+    assert headers["connection"] == "close"
+    assert json.loads(body)
 
 
 def test_an_upgrade_is_not_made(tight: Served) -> None:
@@ -425,6 +432,12 @@ def test_the_event_loop_goes_on_while_a_million_characters_are_encoded(llm: LLM)
         beating.cancel()
     ((began, ended),) = spans
     assert sum(began < one < ended for one in beats) > 3
+
+
+def test_the_tokenizer_is_copied_before_the_first_request(roomy: Served) -> None:
+    """Whoever first writes the spelling of a special token would keep all others waiting."""
+    assert roomy.llm.tokenizer is not None
+    assert "_copy" in vars(roomy.llm.tokenizer.literal_text)
 
 
 def test_a_client_reset_in_the_middle_of_a_large_body(tight: Served) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -19,7 +20,14 @@ from raw_http import asked, connected, error_of, parsed, read_all, request, soon
 from serving import serving, tiny_llm
 from tiny_folder import make_folder
 
-BODY = {"prompt": "the sea", "temperature": 0, "ignore_eos": True, "speculation": {"enabled": False}}
+KEY = f"sk-{secrets.token_hex(12)}"
+BEARER = f"Authorization: Bearer {KEY}"
+BODY = {
+    "prompt": "the sea that nobody may see",
+    "temperature": 0,
+    "ignore_eos": True,
+    "speculation": {"enabled": False},
+}
 SOME = BODY | {"max_tokens": 150}
 CHAT = {"messages": [{"role": "user", "content": "the sea"}]}
 LONG = BODY | {"max_tokens": 480}
@@ -30,7 +38,7 @@ def process(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
     """A server in its own process, and its port."""
     command = [sys.executable, "-m", "outrider", "serve", "--model", str(folder), "--backend", "hf", "--port", "0"]
     command += ["--context-length", "512", *options]
-    alone = os.environ | {"OMP_NUM_THREADS": "1"}  # a tiny model: more threads only wait for each other
+    alone = os.environ | {"OMP_NUM_THREADS": "1", "OUTRIDER_API_KEY": KEY}  # more threads would wait for each other
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=alone) as child:
         try:
             assert child.stderr is not None
@@ -49,14 +57,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_signal_lets_open_requests_finish(folder: Path) -> None:
     with process(folder) as (child, port), connected(port) as waits, connected(port) as streams:
-        waits.sendall(request("/v1/completions", SOME))
-        streams.sendall(request("/v1/completions", SOME | {"stream": True}))
+        waits.sendall(request("/v1/completions", SOME, BEARER))
+        streams.sendall(request("/v1/completions", SOME | {"stream": True}, BEARER))
         first = streams.recv(4096)
         child.send_signal(signal.SIGTERM)
         assert soon(lambda: asked(port, request("/ready", None, "Connection: close", method="GET"))[0] == 503)
         for path, body in (("/v1/completions", SOME), ("/v1/chat/completions", CHAT)):
             for streamed in (False, True):
-                sent = request(path, body | {"stream": streamed}, "Connection: close")
+                sent = request(path, body | {"stream": streamed}, BEARER, "Connection: close")
                 status, headers, answer = asked(port, sent)
                 assert status == 503
                 assert int(headers["retry-after"]) > 0
@@ -69,7 +77,10 @@ def test_a_signal_lets_open_requests_finish(folder: Path) -> None:
         assert child.stdout is not None
         assert child.stdout.read() == ""
         assert child.stderr is not None
-        assert child.stderr.read() == ""
+        logged = child.stderr.read()
+        assert "Traceback" not in logged
+        for private in (KEY, SOME["prompt"], json.loads(answer)["choices"][0]["text"]):
+            assert private not in logged
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

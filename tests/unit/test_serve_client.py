@@ -370,3 +370,4 @@ class TestSoakCases:
         assert stream.whole
         assert of_wire(stream, case) == of_wire(at_once, case)
         assert [choice["text"] for choice in of_wire(stream, case)["choices"]] == ["a", "cd"]
+        assert [choice["logprobs"] for choice in of_wire(stream, case)["choices"]] == [[-1.0], [-3.0, -4.0]]

@@ -38,7 +38,8 @@ class Follower(Protocol):
 
 
 _MIXED_ROWS: Final = 2
-"""Prompt rows that each further decoding request allows: with more decoding rows, a pass takes longer anyway."""
+"""Prompt rows for each decoding request beyond ``mixed_prompt_rows``: a pass over many rows takes longer anyway, about
+in proportion to them, and three times as many are meant to take three times as long at most."""
 
 
 @dataclass
@@ -223,7 +224,8 @@ class Scheduler:
 
     def _mixed_rows(self, decoding: int) -> int:
         """Prompt rows beside decoding requests, so that a pass takes not much longer than without them."""
-        return self._config.mixed_prompt_rows + _MIXED_ROWS * max(0, decoding - 1)
+        least = self._config.mixed_prompt_rows
+        return max(least, _MIXED_ROWS * (decoding - least))
 
     def _decoding_turn(self, request: Request) -> Turn:
         # Where one token is left, the anchor's row gives it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import cached_property, partial
 from typing import Any, Final, Protocol
 
@@ -20,6 +21,9 @@ _MOST_USES: Final = 256
 """Requests that share one compiled grammar: its lexer grows with what they write, up to the limit below."""
 _LIMITS: Final = LLParserLimits(initial_lexer_fuel=300_000, max_lexer_states=50_000, verbose_errors=False)
 """About a second and 100 MB at most for compiling, and some 20 ms for a step."""
+_STACK: Final = 256 << 20
+"""Bytes of address space for the stack of a thread that compiles; 8 MB overflow at some 700 references in a row."""
+_STARTING: Final = threading.Lock()
 _ASCII: Final = "d"
 """Classes of regular expressions that hold only ASCII: a model that may write any digit of Unicode does."""
 _COMPACT: Final[Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -68,16 +72,13 @@ class CompiledGrammar:
     def __init__(self, spec: Grammar, owner: GrammarCompiler, build: Callable[[], LLMatcher]) -> None:
         self.spec, self.owner, self.build = spec, owner, build
         self._first = build()
-        self._uses, self._broken = 0, False
+        self._uses, self.broken = 0, False
+        """Whether a matcher that shares the lexer has met a limit, as the others then may at any time."""
 
     @property
     def worn(self) -> bool:
         """Whether new requests should compile it again: its lexer has grown, or has met its limit."""
-        return self._broken or self._uses >= _MOST_USES
-
-    def break_off(self) -> None:
-        """Note that a matcher met a limit; those that share its lexer may have met it, too."""
-        self._broken = True
+        return self.broken or self._uses >= _MOST_USES
 
     def matcher(self) -> LLMatcher:
         """A matcher at the beginning of the output; it takes microseconds and shares the lexer with others."""
@@ -136,9 +137,8 @@ class GrammarCompiler:
     def _made(self, grammar: Grammar) -> CompiledGrammar:
         try:
             rules = _rules(grammar)
-            made = CompiledGrammar(
-                grammar, self, partial(LLMatcher, self._tokenizer, rules, log_level=0, limits=_LIMITS)
-            )
+            make = partial(LLMatcher, self._tokenizer, rules, log_level=0, limits=_LIMITS)
+            made = CompiledGrammar(grammar, self, partial(_with_a_deep_stack, make))
             probe = made.matcher()
             allowed = probe.compute_bitmask()  # also warms the lexer up for the first row
             problem = probe.get_error()
@@ -179,6 +179,25 @@ class _Pieces:
         plain = text.decode(errors="replace") if isinstance(text, bytes) else text
         ids: list[int] = self._encode(plain, add_special_tokens=False).ids
         return ids
+
+
+def _with_a_deep_stack(work: Callable[[], LLMatcher]) -> LLMatcher:
+    """Do something in a thread whose stack is large enough for schemas that nest by references; and wait for it."""
+    done: Future[LLMatcher] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            done.set_exception(error)
+
+    with _STARTING:
+        before = threading.stack_size(_STACK)
+        try:
+            threading.Thread(target=run, name="outrider-grammar", daemon=True).start()
+        finally:
+            threading.stack_size(before)
+    return done.result()
 
 
 def told(problem: str) -> str:

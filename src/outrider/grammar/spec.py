@@ -6,9 +6,10 @@ import enum
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, Final
 
 from outrider.errors import ConfigError, counted
@@ -17,8 +18,11 @@ MOST_CHARACTERS: Final = 1 << 18
 """Most characters of a grammar; compiling takes about a second for the largest."""
 _MOST_STATES: Final = 10_000
 """Most states that divisibility may take: a lexer of ``multipleOf: n`` has about n, in time and memory."""
-_MULTIPLE: Final = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
-_ESCAPED: Final = re.compile(r"\\u00([2-7][0-9a-fA-F])")
+_MOST_KEYS: Final = 4_000
+"""Most keys of JSON schemas: the time grows with the square of an object's properties."""
+_MOST_PATTERNS: Final = 100
+"""Most ``patternProperties``: each is compared with every other."""
+_EMBEDDED: Final = re.compile(r"%json\s*")
 
 
 class Kind(enum.Enum):
@@ -54,8 +58,7 @@ class Grammar:
             )
         if any("\ud800" <= letter <= "\udfff" for letter in self.source):
             raise ConfigError("the grammar holds half a surrogate pair, which is no character; remove it")
-        if self.kind is not Kind.REGEX:
-            _check_multiples(self.source)
+        _check_schemas(_schemas(self))
 
     @classmethod
     def json_object(cls) -> Grammar:
@@ -135,19 +138,50 @@ def _schema_text(schema: Any) -> str:
     return written
 
 
-def _check_multiples(text: str) -> None:
-    """Refuse ``multipleOf`` of large numbers, whose cost no limit of the compiler bounds."""
-    plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
+def _schemas(grammar: Grammar) -> Iterator[Any]:
+    """The JSON schemas in a grammar, as far as they are JSON; the compiler refuses others."""
+    if grammar.kind is Kind.JSON_SCHEMA:
+        yield json.loads(grammar.source)
+    elif grammar.kind is Kind.LARK:
+        for found in _EMBEDDED.finditer(grammar.source):
+            with suppress(ValueError, RecursionError):
+                yield json.JSONDecoder().raw_decode(grammar.source, found.end())[0]
+
+
+def _check_schemas(schemas: Iterable[Any]) -> None:
+    """Refuse what would take long to compile, and no limit of the compiler bounds."""
+    objects = [value for schema in schemas for value in _objects(schema)]
+    if sum(map(len, objects)) > _MOST_KEYS:
+        raise ConfigError(f"the JSON schema has more than {_MOST_KEYS} keys; make it smaller")
+    patterns = (value.get("patternProperties") for value in objects)
+    if sum(len(found) for found in patterns if isinstance(found, dict)) > _MOST_PATTERNS:
+        raise ConfigError(f"the JSON schema has more than {_MOST_PATTERNS} patternProperties; make it smaller")
     total, common = 0, 1
-    for found in _MULTIPLE.finditer(plain):
-        try:
-            digits = Decimal(found[1]).normalize().as_tuple().digits
-        except InvalidOperation:
-            continue  # the compiler says what is wrong with it
-        states = int("".join(map(str, digits)))  # powers of ten are free
-        total, common = total + states, math.lcm(common, max(1, states))
+    for value in objects:
+        states = _states(value.get("multipleOf"))
+        total, common = total + states, math.lcm(common, states)
         if max(total, common) > _MOST_STATES:
             raise ConfigError(
-                f"multipleOf {found[1]} makes the grammar too large: together they may need at most {_MOST_STATES} "
-                "states; leave it out, and check the number afterwards"
+                f"multipleOf {value['multipleOf']} makes the grammar too large: together they may need at most "
+                f"{_MOST_STATES} states; leave it out, and check the number afterwards"
             )
+
+
+def _objects(schema: Any) -> Iterator[dict[str, Any]]:
+    """Every object in a JSON value."""
+    pending = [schema]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            yield value
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value
+
+
+def _states(divisor: Any) -> int:
+    """About how many states a lexer needs for a divisor; powers of ten are free."""
+    if isinstance(divisor, bool) or not isinstance(divisor, (int, float)):
+        return 1
+    digits = Decimal(repr(divisor)).normalize().as_tuple().digits
+    return max(1, int("".join(map(str, digits))))

@@ -63,8 +63,10 @@ class GrammarState:
         self._ends = frozenset(end_ids)
         self._end_ids = torch.tensor(sorted(self._ends), dtype=torch.int64)
         self._matcher: Any = None
+        self._owned = False
+        """Whether the matcher shares its lexer with no other request."""
         self._done = 0
-        """Output tokens that the matcher has consumed for good."""
+        """Output tokens that it has consumed for good."""
         self._ahead: list[int] = []
         """Tokens that it has consumed after them, and may take back."""
         self._rebuilds = 0
@@ -129,18 +131,28 @@ class GrammarState:
             if self._matcher is None:
                 continue
             try:
-                self._move(path)
-                answer = question(self._matcher)
-                problem = told(self._matcher.get_error()) if self._matcher.is_error() else ""
+                if self._move(path):
+                    answer = question(self._matcher)
+                    problem = told(self._matcher.get_error()) if self._matcher.is_error() else ""
+                elif self._owned or not (self._grammar.broken or self._matcher.is_error()):
+                    raise RequestError(f"the text does not follow the grammar: {self._reason(path)}")
+                else:
+                    problem = told(self._matcher.get_error()) or "its lexer met a limit"
             except (KeyboardInterrupt, SystemExit, RequestError):
                 raise
             except BaseException as error:  # noqa: BLE001 - a panic of the library is no Exception
                 problem = one_line(error)
             if not problem:
                 return answer
-            self._grammar.break_off()
+            self._grammar.broken |= not self._owned
             self._drop()
         raise RequestError(f"the grammar is too complex to continue here: {problem or 'it met a limit before'}")
+
+    def _reason(self, path: Path) -> str:
+        """Why the matcher does not take the next token of a path."""
+        wanted, probe = [*self._committed[self._start + self._done :], *path], self._matcher.deep_copy()
+        probe.consume_token(wanted[len(self._ahead)])
+        return told(probe.get_error())
 
     def _present(self) -> Any:
         return self._matcher
@@ -151,14 +163,14 @@ class GrammarState:
 
     def _rebuilt(self) -> Any:
         self._drop()
-        self._rebuilds += 1
+        self._rebuilds, self._owned = self._rebuilds + 1, True
         return self._grammar.build() if self._rebuilds <= _MOST_REBUILDS else None
 
     def _drop(self) -> None:
-        self._matcher, self._done, self._ahead = None, 0, []
+        self._matcher, self._owned, self._done, self._ahead = None, False, 0, []
 
-    def _move(self, path: Path) -> None:
-        """Bring the matcher to the end of a path."""
+    def _move(self, path: Path) -> bool:
+        """Bring the matcher to the end of a path; False if it does not take the path."""
         fresh = self._committed[self._start + self._done :]
         wanted, ahead = [*fresh, *path], self._ahead
         common = 0
@@ -168,8 +180,8 @@ class GrammarState:
             self._matcher.rollback(len(ahead) - common)
             del ahead[common:]
         ahead += wanted[common : common + self._matcher.try_consume_tokens(wanted[common:])]
-        if len(ahead) < len(wanted) and not self._matcher.is_error():
-            raise RequestError("the text does not follow the grammar; was it changed by a processor?")
-        if len(ahead) == len(wanted):
-            self._done += len(fresh)
-            del ahead[: len(fresh)]
+        if len(ahead) < len(wanted):
+            return False
+        self._done += len(fresh)
+        del ahead[: len(fresh)]
+        return True

@@ -111,6 +111,8 @@ class Desk:
 
     def __init__(self, llm: LLM, settings: ServerSettings) -> None:
         self.llm, self.settings = llm, settings
+        if llm.tokenizer is not None:
+            llm.tokenizer.literal_text.prepare()  # a second in which nobody else would be answered
         self.names = settings.served_names or (Path(llm.name).name,)
         """Names of the model for clients."""
         self.algorithm = llm.drafter_config.method
