@@ -411,6 +411,10 @@ def test_what_does_not_change_the_text_is_let_pass(
             "tools.0: type custom is not offered, only function; describe it as a function",
         ),
         ({"tool_choice": "required"}, "tool_choice is required, but the request has no tools; add some"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+            "tool_choice: type allowed_tools is not offered, only function; offer fewer tools instead",
+        ),
         ({"stop": 5}, "stop: Input should be a valid string or a valid list"),
         ({"max_tokens": 0.5}, "max_tokens: Input should be a valid integer"),
         ({"frobnicate": 1}, "there is no field frobnicate"),

@@ -16,7 +16,7 @@ from outrider.requests.turn import Progress
 from outrider.server.account import timings, usage
 from outrider.server.desk import Desk, Ticket
 from outrider.server.failures import refusal_of
-from outrider.server.wire.shared import Timings, Usage
+from outrider.server.wire.shared import AnswerHead, Timings, Usage
 from outrider.server.wishes import Wishes
 
 
@@ -58,12 +58,8 @@ class Exchange:
     @property
     def head(self) -> dict[str, Any]:
         """What an answer and all chunks of a stream begin with."""
-        return {
-            "id": self.id,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.desk.fingerprint,
-        }
+        head = AnswerHead(id=self.id, created=self.created, model=self.model, system_fingerprint=self.desk.fingerprint)
+        return dict(head)
 
     @property
     def requests(self) -> list[Request]:

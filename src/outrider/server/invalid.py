@@ -71,6 +71,9 @@ def _told(name: str, items: Sequence[Mapping[str, Any]]) -> str:
     kinds = {item["type"] for item in items}
     if "extra_forbidden" in kinds:
         return f"there is no field {name}"
+    refused = [item["msg"] for item in items if item["type"] == "not_offered"]
+    if refused:  # says more than what the other alternatives of a union would take
+        return f"{name}: {refused[0]}"
     said = list(dict.fromkeys(item["msg"].removeprefix("Value error, ") for item in items))
     others = [message.removeprefix(_EXPECTED) for message in said[1:] if message.startswith(_EXPECTED)]
     told = " or ".join([said[0], *others])

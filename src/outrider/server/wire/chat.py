@@ -10,6 +10,7 @@ from outrider.server.wire.shared import (
     ANSWER,
     MOST_MESSAGES,
     STRICT,
+    AnswerHead,
     Parts,
     SamplingFields,
     Timings,
@@ -105,7 +106,9 @@ class ChatRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: list[Annotated[ToolSpec, only("function", "describe it as a function")]] | None = Field(None, max_length=128)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | Annotated[NamedTool, only("function", "offer fewer tools instead")] | None
+    ) = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -177,15 +180,10 @@ class ChatChoice(BaseModel):
     pieces: list[tuple[str, bool]] | None = absent()
 
 
-class ChatAnswer(BaseModel):
+class ChatAnswer(AnswerHead):
     """The answers to a conversation."""
 
-    model_config = ANSWER
-    id: str
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    system_fingerprint: str | None = None
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings | None = absent()
@@ -232,15 +230,10 @@ class ChunkChoice(BaseModel):
     pieces: list[tuple[str, bool]] | None = absent()
 
 
-class ChatChunk(BaseModel):
+class ChatChunk(AnswerHead):
     """One event of a stream."""
 
-    model_config = ANSWER
-    id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    system_fingerprint: str | None = None
     choices: list[ChunkChoice]
     usage: Usage | None = absent()
     timings: Timings | None = absent()

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from outrider.server.wire.shared import ANSWER, SamplingFields, Timings, TokenId, Usage, absent
+from outrider.server.wire.shared import ANSWER, AnswerHead, SamplingFields, Timings, TokenId, Usage, absent
 
 MOST_PROMPTS = 1024
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
@@ -57,15 +57,10 @@ class CompletionChoice(BaseModel):
     pieces: list[tuple[str, bool]] | None = absent()
 
 
-class CompletionAnswer(BaseModel):
+class CompletionAnswer(AnswerHead):
     """The completions of a request, or one event of a stream."""
 
-    model_config = ANSWER
-    id: str
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    system_fingerprint: str | None = None
     choices: list[CompletionChoice]
     usage: Usage | None = absent()
     timings: Timings | None = absent()

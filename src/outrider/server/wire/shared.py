@@ -227,6 +227,16 @@ class Timings(BaseModel):
     plain_tokens_per_second: float | None = Field(description="Estimated from passes with one row; null if unknown.")
 
 
+class AnswerHead(BaseModel):
+    """What an answer and all chunks of a stream begin with."""
+
+    model_config = ANSWER
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str | None = Field(None, description="Equal seeds give equal texts as long as it is the same.")
+
+
 class ErrorDetail(BaseModel):
     """Why a request was refused or failed."""
 
