@@ -98,7 +98,7 @@ OPTION_NAMES = {
     "bench/page.py": {"model"},
     "bench/session.py": {"model"},
     "cli/kernels.py": {"model"},
-    "server/app.py": {"model"},  # the field of OpenAI's requests
+    "server/desk.py": {"model"},  # the field of OpenAI's requests
     "server/wire/others.py": {"model"},
     "study/plot.py": {"model"},
     "train/report/outcome.py": {"model"},

@@ -148,6 +148,16 @@ class Desk:
             kind = RequestError if isinstance(error, ModelError) else type(error)  # such as: no chat template
             raise kind(str(error).replace(self.llm.name, self.names[0])) from error
 
+    def check_model(self, name: str | None) -> None:
+        """Refuse a model that is not served; None is whichever is.
+
+        Raises:
+            Refusal: listing the names that there are.
+        """
+        if name is not None and name not in self.names:
+            told = f"there is no model {name[:100]!r} here; there is: {', '.join(self.names)}"
+            raise Refusal(404, told, "model", "model_not_found")
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer.

@@ -1,0 +1,71 @@
+"""``/v1/models``, ``/tokenize`` and ``/detokenize``: the model and its tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from fastapi import FastAPI
+
+from outrider.server.desk import Desk
+from outrider.server.wire.others import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    ModelCard,
+    ModelList,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
+from outrider.server.wishes import message
+
+
+def add_models(app: FastAPI, desk: Desk) -> None:
+    """List the model, under each of its names."""
+    target = desk.llm.engine.target
+    cards = [
+        ModelCard(
+            id=name,
+            created=desk.since,
+            max_model_len=target.context_length,
+            backend=target.backend,
+            algorithm=desk.algorithm,
+            algorithms=list(desk.algorithms),
+        )
+        for name in desk.names
+    ]
+
+    @app.get("/v1/models")
+    async def models() -> ModelList:
+        return ModelList(data=cards)
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> ModelCard:
+        desk.check_model(name)
+        return cards[desk.names.index(name)]
+
+
+def add_tokens(app: FastAPI, desk: Desk) -> None:
+    """Encode and decode."""
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> TokenizeAnswer:
+        desk.check_model(body.model)
+        tokens = await desk.read(10**6, partial(_tokens, desk, body))
+        return TokenizeAnswer(tokens=tokens, count=len(tokens), max_model_len=desk.llm.engine.target.context_length)
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> DetokenizeAnswer:
+        desk.check_model(body.model)
+        tokenizer = desk.tokenizer
+        return DetokenizeAnswer(prompt=await asyncio.to_thread(tokenizer.decode, body.tokens, False))
+
+
+def _tokens(desk: Desk, body: TokenizeRequest) -> list[int]:
+    if body.messages is None:
+        return desk.tokenizer.encode(body.prompt or "", body.add_special_tokens)
+    return desk.llm.encode_chat(
+        [message(one) for one in body.messages],
+        tools=[tool.model_dump(exclude_none=True) for tool in body.tools or ()] or None,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )
