@@ -18,6 +18,11 @@ _GUIDED: Final[dict[str, Callable[[Any], Grammar]]] = {
 """vLLM's fields, and what they say."""
 
 
+def asks_for_grammar(fields: SamplingFields) -> bool:
+    """Whether a grammar may have to be compiled, which takes up to a second."""
+    return fields.response_format is not None or any(getattr(fields, name) is not None for name in _GUIDED)
+
+
 def grammar_of(fields: SamplingFields) -> Grammar | None:
     """The grammar that a request's fields ask for; None if there is none.
 
