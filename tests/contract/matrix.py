@@ -13,13 +13,19 @@ from byte_text import byte_tokenizer
 from tiny import tiny_model
 
 from contract.cases import configs, heads_of
-from outrider import LLM, SamplingParams, Speculation
+from outrider import LLM, Grammar, SamplingParams, Speculation
 from outrider.completion import Completion
 from outrider.config import SchedulerConfig
 from outrider.drafters.base import DrafterConfig
 
 SIZE: Final = byte_tokenizer().vocab_size
 PROMPT: Final = "the sea, the sea, the open sea; the sea"
+SCHEMA: Final = {
+    "type": "object",
+    "properties": {"sea": {"type": "boolean"}, "shore": {"enum": ["near", "far"]}},
+    "required": ["sea", "shore"],
+    "additionalProperties": False,
+}
 SEEDED: Final = {"temperature": 1.0, "seed": 11}
 SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "greedy": {},
@@ -40,6 +46,9 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "n": {**SEEDED, "n": 3},
     "logprobs": {**SEEDED, "logprobs": 3},
     "prompt_logprobs": {"prompt_logprobs": 2},
+    "regular expression": {**SEEDED, "grammar": Grammar.regex("([a-e]+ ){2}[a-z]{1,4}")},
+    "JSON schema": {**SEEDED, "grammar": Grammar.json_schema(SCHEMA, any_whitespace=False)},
+    "prediction": {**SEEDED, "prediction": "the sea, the open sea, and the shore"},
     "logits processor": {**SEEDED, "processors": (lambda history, logits: logits.roll(history[-1] % 3),)},
 }
 """Sampling features, as parameters; each is compared with plain decoding of the same parameters."""
@@ -109,8 +118,8 @@ def columns() -> dict[str, DrafterConfig]:
 
 @cache
 def plain(name: str) -> tuple[Any, ...]:
-    """What plain decoding gives."""
-    return _facts(_plain_llm().generate(PROMPT, _params(name))[0])
+    """What plain decoding gives, without any drafts."""
+    return _facts(_plain_llm().generate(PROMPT, _params(name), speculate=False)[0])
 
 
 @cache
@@ -119,7 +128,7 @@ def _plain_llm() -> LLM:
 
 
 def _params(name: str) -> SamplingParams:
-    return SamplingParams(max_tokens=20, **SETTINGS[name])
+    return SamplingParams(max_tokens=40 if "grammar" in SETTINGS[name] else 20, **SETTINGS[name])
 
 
 def _facts(done: Completion) -> tuple[Any, ...]:

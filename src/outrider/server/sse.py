@@ -43,22 +43,20 @@ class ChunkEvents:
 class EventStream(Response):
     """Streams events.
 
-    While there is none, comments keep proxies from closing the connection.
+    While there is none, comments keep proxies from closing the connection.  A client that does not read is cut off by
+    its connection (:mod:`outrider.server.protocol`), so that sending an event needs no clock of its own.
 
     Args:
-        events: whole events; closed when the client is gone or does not read.
-        send_seconds: longest time for the client to take one.
+        events: whole events; closed when the client is gone.
         headers: more headers.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, events: AsyncGenerator[bytes, None], send_seconds: float, headers: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None) -> None:
         super().__init__(None, headers={**_HEADERS, **(headers or {})})
         del self.headers["content-length"]
-        self._events, self._send_seconds, self._idle = events, send_seconds, True
+        self._events, self._idle = events, True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -77,26 +75,16 @@ class EventStream(Response):
     async def _write(self, send: Send) -> None:
         async with aclosing(self._events) as events:
             async for body in events:
-                if not await self._sent(send, body):
-                    return
-        await self._sent(send, b"", more=False)
-
-    async def _sent(self, send: Send, body: bytes, *, more: bool = True) -> bool:
-        """Send a piece; False if the client does not take it in time."""
-        self._idle = False
-        try:
-            async with asyncio.timeout(self._send_seconds):
-                await send({"type": "http.response.body", "body": body, "more_body": more})
-        except TimeoutError:
-            return False
-        return True
+                self._idle = False
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _ping(self, send: Send) -> None:
         while True:
             self._idle = True
             await asyncio.sleep(_PING_SECONDS)
-            if self._idle and not await self._sent(send, _PING):
-                return
+            if self._idle:
+                await send({"type": "http.response.body", "body": _PING, "more_body": True})
 
 
 async def gone(receive: Receive) -> None:

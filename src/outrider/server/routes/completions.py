@@ -37,7 +37,7 @@ def add_completions(app: FastAPI, desk: Desk) -> None:
         exchange = Exchange(desk, await desk.read(_LONG if compiles else _size(request), read), "chatcmpl")
         request.state.requests = exchange
         if exchange.wishes.streams:
-            return await _streamed(desk, chat.chunks(exchange))
+            return await _streamed(chat.chunks(exchange))
         return _json(await _unless_gone(request, chat.answer(exchange)))
 
     @app.post("/v1/completions", response_model=CompletionAnswer)
@@ -49,7 +49,7 @@ def add_completions(app: FastAPI, desk: Desk) -> None:
         request.state.requests = exchange
         echoes = [desk.tokenizer.decode(ids) if body.echo else "" for ids, _ in wishes.specs]
         if wishes.streams:
-            return await _streamed(desk, completions.chunks(exchange, echoes))
+            return await _streamed(completions.chunks(exchange, echoes))
         return _json(await _unless_gone(request, completions.answer(exchange, echoes)))
 
 
@@ -76,11 +76,11 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, _Answer]) -> 
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _streamed(desk: Desk, events: AsyncGenerator[bytes, None]) -> Response:
+async def _streamed(events: AsyncGenerator[bytes, None]) -> Response:
     """Start a stream; what is refused before it has begun is answered with a status."""
     guarded = _guarded(events)
     await anext(guarded)
-    return EventStream(guarded, desk.settings.send_seconds)
+    return EventStream(guarded)
 
 
 async def _guarded(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
