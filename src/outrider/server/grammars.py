@@ -18,6 +18,11 @@ _GUIDED: Final[dict[str, Callable[[Any], Grammar]]] = {
 """vLLM's fields, and what they say."""
 
 
+def has_form(fields: SamplingFields) -> bool:
+    """Whether a request's fields may ask for a grammar, which takes up to a second to compile."""
+    return fields.response_format is not None or any(getattr(fields, name) is not None for name in _GUIDED)
+
+
 def grammar_of(fields: SamplingFields) -> Grammar | None:
     """The grammar that a request's fields ask for; None if there is none.
 
