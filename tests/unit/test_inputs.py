@@ -595,3 +595,9 @@ def test_a_prompt_past_the_context_is_refused_before_its_tokens_are_read() -> No
 
     with pytest.raises(RequestError, match="1000000 tokens, but the context holds 8"):
         admit("r1", Unread(), SamplingParams(), choice=0, seed=None, tokenizer=None, vocabulary=9, longest=8)
+
+
+@pytest.mark.parametrize("digits", [19, 400, 5000])
+def test_a_bias_of_endless_digits_is_refused(digits: int) -> None:
+    with pytest.raises(ConfigError, match="logit_bias takes token ids"):
+        SamplingParams(logit_bias={"9" * digits: 1.0})
