@@ -66,12 +66,13 @@ class SpeculationStats:
         self._add_counts(verdict)
 
     def merge(self, other: SpeculationStats) -> None:
-        """Add another request's counts."""
+        """Add another request's counts, which its engine's thread may go on writing."""
         self.rounds += other.rounds
         self.emitted += other.emitted
         self.levels += other.levels
         self.forced += other.forced
-        self._add_counts(other)
+        kept = SpeculationStats(drafted=[*other.drafted], tested=[*other.tested], accepted=[*other.accepted])
+        self._add_counts(kept)
 
     def _add_counts(self, other: SpeculationStats | Verdict) -> None:
         mine, added = (self.drafted, self.tested, self.accepted), (other.drafted, other.tested, other.accepted)

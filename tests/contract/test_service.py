@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from tiny import VOCABULARY
 from contract.cases import BACKENDS, PROMPTS, by_id, make
 from contract.test_lossless import SETTINGS, assert_clean, plain
 from outrider import LLM, CacheConfig, SamplingParams, SchedulerConfig
+from outrider.engine import waiting
 from outrider.engine.engine import Engine
 from outrider.engine.waiting import WaitingQueue
 from outrider.metrics import RoundStats
@@ -239,3 +242,25 @@ def test_no_wish_of_service_changes_a_text(setting: str, rows: int, backend: str
     ]
     assert [one.token_ids for one in llm.generate(prompts, wishes)] == plain(setting, backend) * 3
     assert_clean(llm)
+
+
+def test_the_queue_may_change_between_any_two_lines_of_counting_it() -> None:
+    made = engine(max_running=1)
+    for number in range(4):
+        ask(made, tenant=f"t{number}")
+    arriving, before = iter(range(1000)), sys.gettrace()
+
+    def arrive(frame: FrameType, what: str, _: Any) -> Any:
+        if what == "line" and frame.f_code.co_filename == waiting.__file__:
+            sys.settrace(None)
+            ask(made, tenant=f"new{next(arriving)}")
+            sys.settrace(arrive)
+        return arrive
+
+    sys.settrace(arrive)
+    try:
+        count = len(made.scheduler.waiting)
+    finally:
+        sys.settrace(before)
+    assert 4 <= count <= len(made.scheduler.waiting)
+    assert len(made.scheduler.waiting) == sum(1 for _ in made.scheduler.waiting) > 4

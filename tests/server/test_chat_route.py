@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import httpx
@@ -43,6 +44,9 @@ def test_a_chat_answer_is_the_librarys(served: Served, client: httpx.Client, opt
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
     assert texts == [choice.text for choice in done.choices]
+    seeds = [choice.seed for chunk in chunks for choice in chunk.choices if choice.finish_reason is not None]
+    assert len(seeds) == len(done.choices)
+    assert set(seeds) == {options["seed"]} if "seed" in options else all(seed is not None for seed in seeds)
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
 
@@ -132,3 +136,60 @@ def test_the_small_routes(served: Served, client: httpx.Client) -> None:
     (card,) = client.get("/v1/models").json()["data"]
     assert client.get(f"/v1/models/{card['id']}").json() == card
     assert served.idle()
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_logprobs_of_a_prompt_are_told_once(client: httpx.Client, echo: bool, logprobs: int | None) -> None:
+    body = {"prompt": [7, 8, 9], "max_tokens": 1, "prompt_logprobs": 1, "echo": echo, "logprobs": logprobs}
+    choice = client.post("/v1/completions", json=body).json()["choices"][0]
+    beside = choice.get("prompt_logprobs")
+    within = [] if choice["logprobs"] is None else choice["logprobs"]["tokens"][:-1]
+    assert [len(beside or ()), len(within)] in ([3, 0], [0, 3])
+
+
+def test_prompts_of_one_request_are_sampled_independently(client: httpx.Client) -> None:
+    body = {"prompt": [[7, 8, 9]] * 4, "max_tokens": 1}
+    seeds = [choice["seed"] for choice in client.post("/v1/completions", json=body).json()["choices"]]
+    assert len(set(seeds)) == 4
+    given = [choice["seed"] for choice in client.post("/v1/completions", json=body | {"seed": 5}).json()["choices"]]
+    assert given == [5] * 4
+
+
+def test_an_answer_without_tokens_has_no_negative_speed(client: httpx.Client) -> None:
+    told = client.post("/v1/completions", json={"prompt": "the sea", "max_tokens": 0, "timings": True}).json()
+    assert told["timings"]["tokens_per_second"] >= 0
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"guided_regex": "[a-c]{3}"},
+        {"guided_json": {"type": "object"}},
+        {"guided_choice": ["one", "two"]},
+        {"response_format": {"type": "json_object"}},
+    ],
+)
+@pytest.mark.parametrize("chats", [False, True])
+def test_no_grammar_is_compiled_on_the_event_loop(
+    served: Served, client: httpx.Client, monkeypatch: pytest.MonkeyPatch, form: dict[str, Any], chats: bool
+) -> None:
+    assert served.llm.tokenizer is not None
+    grammars, threads = served.llm.tokenizer.grammars, set[int]()
+    compile_one = grammars.compile
+
+    def noting(grammar: Any) -> Any:
+        threads.add(threading.get_ident())
+        return compile_one(grammar)
+
+    monkeypatch.setattr(grammars, "compile", noting)
+    path, prompt = ("/v1/chat/completions", {"messages": MESSAGES}) if chats else ("/v1/completions", {"prompt": "sea"})
+    assert client.post(path, json={**prompt, **form, "max_tokens": 2}).status_code == 200
+    assert threads
+    assert served.thread.ident not in threads
+
+
+def test_a_head_request_counts_for_its_route(client: httpx.Client) -> None:
+    assert client.head("/health").status_code == 200
+    told = client.get("/metrics").text
+    assert [line for line in told.splitlines() if 'method="HEAD"' in line and 'route="/health"' in line]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
@@ -20,6 +20,7 @@ from tiny_heads import tiny_head
 from outrider import LLM, CacheConfig, RequestError, SamplingParams, SchedulerConfig, Speculation
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.ngram import Ngram
+from outrider.engine.admission import admit
 from outrider.errors import ConfigError, OutriderError
 from outrider.heads.checkpoint import write_head
 from outrider.inputs import LOADED_OTHERWISE, OTHERWISE, SAME, read_params, read_prompts
@@ -582,3 +583,21 @@ def test_reading_prompts_keeps_what_it_was_given() -> None:
     assert read_prompts(given) == [[5, 6], "a"]
     read_prompts(given)[0].append(7)  # type: ignore[union-attr]
     assert given == [[5, 6], "a"]
+
+
+def test_a_prompt_past_the_context_is_refused_before_its_tokens_are_read() -> None:
+    class Unread(Sequence[int]):
+        def __len__(self) -> int:
+            return 10**6
+
+        def __getitem__(self, index: Any) -> Any:
+            raise AssertionError("nobody needs to read it")
+
+    with pytest.raises(RequestError, match="1000000 tokens, but the context holds 8"):
+        admit("r1", Unread(), SamplingParams(), choice=0, seed=None, tokenizer=None, vocabulary=9, longest=8)
+
+
+@pytest.mark.parametrize("digits", [19, 400, 5000])
+def test_a_bias_of_endless_digits_is_refused(digits: int) -> None:
+    with pytest.raises(ConfigError, match="logit_bias takes token ids"):
+        SamplingParams(logit_bias={"9" * digits: 1.0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -163,3 +164,16 @@ def test_the_first_token_belongs_to_the_prompt(length: int) -> None:
     done = llm.generate([list(range(3, 3 + length))], SamplingParams(max_tokens=3, ignore_eos=True))[0]
     assert (done.seconds.rounds, done.seconds.tokens, done.speculation.rounds) == (2, 2, 2)
     assert (done.seconds.rows.prompt, done.seconds.rows.decode) == (length, 2)
+
+
+def test_counts_may_grow_while_they_are_merged() -> None:
+    class Growing(list[int]):
+        """Counts to which the engine's thread adds a depth as soon as somebody reads them."""
+
+        def __iter__(self) -> Iterator[int]:
+            self.append(1)
+            return super().__iter__()
+
+    total = SpeculationStats()
+    total.merge(SpeculationStats(drafted=Growing(), tested=Growing([2]), accepted=Growing([1, 1])))
+    assert (total.drafted, total.tested, total.accepted) == ([1], [2, 1], [1, 1, 1])

@@ -130,10 +130,10 @@ def _check(
         raise ConfigError("stop needs text, but this model was given without a tokenizer; use stop_token_ids")
     if not prompt:
         raise RequestError("the prompt is empty; give it at least one token")
-    for token in prompt:
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary:
-            raise RequestError(f"the prompt holds token id {token!r}, but the model has ids 0 to {vocabulary - 1}")
     outputs = 1 if params.max_tokens is None else min(1, params.max_tokens)
     if len(prompt) + outputs > longest:
         told = f"the prompt has {counted(len(prompt), 'token')}"
         raise RequestError(f"{told}, but the context holds {longest} and the output needs one; shorten it")
+    for token in prompt:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary:
+            raise RequestError(f"the prompt holds token id {token!r}, but the model has ids 0 to {vocabulary - 1}")

@@ -21,12 +21,10 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._lines: dict[_Rank, dict[str | None, list[Request]]] = {}
+        self._count = 0
 
     def __len__(self) -> int:
-        return sum(len(line) for lines in self._lines.values() for line in lines.values())
-
-    def __bool__(self) -> bool:
-        return bool(self._lines)
+        return self._count  # read by other threads while the lines change
 
     def __iter__(self) -> Iterator[Request]:
         return (request for lines in self._lines.values() for line in lines.values() for request in line)
@@ -35,12 +33,14 @@ class WaitingQueue:
         """Add a request that has not run yet, or was preempted."""
         rank, tenant = _place(request)
         insort(self._lines.setdefault(rank, {}).setdefault(tenant, []), request, key=_arrival)
+        self._count += 1
 
     def remove(self, request: Request) -> None:
         """Remove a request."""
         rank, tenant = _place(request)
         lines = self._lines[rank]
         lines[tenant].remove(request)
+        self._count -= 1
         if not lines[tenant]:
             del lines[tenant]
         if not lines:
@@ -49,6 +49,7 @@ class WaitingQueue:
     def clear(self) -> None:
         """Remove all requests."""
         self._lines.clear()
+        self._count = 0
 
     def in_order(self, running: Mapping[str | None, int]) -> Iterator[Request]:
         """Requests in the order of service; each may be removed before the next one is asked for.

@@ -144,6 +144,8 @@ class SamplingParams:
 _INFINITY = math.inf
 _COLDEST = 1e-6
 """A lower temperature may overflow float32."""
+_MOST_DIGITS: Final = 18
+"""Digits of a token id; Python reads no number of thousands."""
 _STRONGEST: Final = 1e28
 """A larger bias may overflow float32 after penalties and temperature."""
 _BOUNDS: tuple[tuple[str, float, float], ...] = (
@@ -240,7 +242,7 @@ def _read_biases(name: str, value: Any) -> dict[int, float]:
     biases: dict[int, float] = {}
     for given, strength in value.items():
         key, bias = plain(given), plain(strength)
-        token = int(key) if isinstance(key, str) and key.isdecimal() else key
+        token = int(key) if isinstance(key, str) and key.isdecimal() and len(key) <= _MOST_DIGITS else key
         if not is_token_id(token):
             raise ConfigError(f"{name} takes token ids ≥ 0, not {given!r}")
         if token in biases:

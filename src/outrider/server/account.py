@@ -65,6 +65,6 @@ def timings(requests: Sequence[Request], one_row: float | None) -> Timings:
         queue_s=round(admitted - queued, 6),
         first_token_s=round(first - queued, 6),
         total_s=round(ended - queued, 6),
-        tokens_per_second=round((tokens - len(requests)) / decoding, 3) if decoding > 0 else 0.0,
+        tokens_per_second=round(max(0, tokens - len(requests)) / decoding, 3) if decoding > 0 else 0.0,
         plain_tokens_per_second=round(1 / one_row, 3) if one_row else None,
     )

@@ -126,6 +126,7 @@ class _ChatWriter:
             logprobs=logprobs.of_chat(self._exchange.tokenizer, step.logprobs),
             finish_reason=None if reason is None else _reason(reason, text),
             stop_reason=step.request.stop_reason if step.ended else None,
+            seed=step.request.seed if step.ended else None,
             pieces=pieces,
         )
         return self._event([choice])

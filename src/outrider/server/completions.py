@@ -40,7 +40,7 @@ async def answer(exchange: Exchange, echoes: Sequence[str]) -> CompletionAnswer:
 
 
 def _choice(exchange: Exchange, index: int, request: Request, choice: Choice, echo: str) -> CompletionChoice:
-    asked = request.params.prompt_logprobs is not None and not _echoes(request)
+    asked = request.params.prompt_logprobs is not None and not (echo and _echoes(request))
     return CompletionChoice(
         index=index,
         text=echo + choice.text,

@@ -18,8 +18,8 @@ _GUIDED: Final[dict[str, Callable[[Any], Grammar]]] = {
 """vLLM's fields, and what they say."""
 
 
-def asks_for_grammar(fields: SamplingFields) -> bool:
-    """Whether a grammar may have to be compiled, which takes up to a second."""
+def has_form(fields: SamplingFields) -> bool:
+    """Whether a request's fields may ask for a grammar, which takes up to a second to compile."""
     return fields.response_format is not None or any(getattr(fields, name) is not None for name in _GUIDED)
 
 

@@ -99,6 +99,9 @@ class Gate:
             if begun:
                 raise
             await refusal_of(error).response(scope)(scope, receive, answer)
+        finally:
+            if "route" in routed:  # the log and the counts name it
+                scope["route"] = routed["route"]
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """Refuse a request that may not reach the routes.

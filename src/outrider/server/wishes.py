@@ -99,7 +99,7 @@ def sampling_params(fields: SamplingFields, caller: Caller, grammar: Grammar | N
             "max_draft_tokens": wish.max_draft_tokens,
         }
     if fields.seed is None:
-        given["seed"] = secrets.randbits(_SEED_BITS)
+        given["seed"] = _drawn_seed()
     temperature = 1.0 if fields.temperature is None else fields.temperature
     prediction = None if fields.prediction is None else fields.prediction.text
     return SamplingParams(
@@ -110,6 +110,11 @@ def sampling_params(fields: SamplingFields, caller: Caller, grammar: Grammar | N
         cache_salt=caller.salt,
         **given | more,
     )
+
+
+def _drawn_seed() -> int:
+    """A seed for one prompt: prompts with the same one would not be sampled independently."""
+    return secrets.randbits(_SEED_BITS)
 
 
 def wishes(fields: SamplingFields, specs: Sequence[RequestSpec]) -> Wishes:
@@ -198,7 +203,8 @@ def completion_wishes(body: CompletionRequest, llm: LLM, caller: Caller) -> Wish
         llm.tokenizer.encode(each, False) if plain and llm.tokenizer and isinstance(each, str) else each
         for each in prompts
     ]
-    return wishes(body, [llm.reader.prompt(each, params, {}) for each in ids])
+    each_drawn = [params if body.seed is not None else replace(params, seed=_drawn_seed()) for _ in ids]
+    return wishes(body, [llm.reader.prompt(each, own, {}) for each, own in zip(ids, each_drawn, strict=True)])
 
 
 def _of_echo(body: CompletionRequest) -> dict[str, Any]:

@@ -15,15 +15,15 @@ from outrider.server import chat, completions
 from outrider.server.desk import Desk
 from outrider.server.exchange import Exchange
 from outrider.server.failures import Refusal, refusal_of
-from outrider.server.grammars import asks_for_grammar
+from outrider.server.grammars import has_form
 from outrider.server.sse import DONE, EventStream, event, gone
 from outrider.server.wire.chat import ChatAnswer, ChatRequest
 from outrider.server.wire.completions import CompletionAnswer, CompletionRequest
 from outrider.server.wishes import Wishes, chat_wishes, completion_wishes
 
 _Answer = TypeVar("_Answer")
-_LONG: Final = 1 << 20
-"""Bytes of a request that takes long to read."""
+_LARGE: Final = 10**6
+"""Bytes of a request that takes long to read, such as one with a grammar to compile."""
 
 
 def add_completions(app: FastAPI, desk: Desk) -> None:
@@ -33,8 +33,8 @@ def add_completions(app: FastAPI, desk: Desk) -> None:
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         desk.check_model(body.model)
         read = partial(chat_wishes, body, desk.llm, desk.caller(request.state.tenant, body.cache_salt))
-        compiles = asks_for_grammar(body) or bool(body.tools)
-        exchange = Exchange(desk, await desk.read(_LONG if compiles else _size(request), read), "chatcmpl")
+        size = _LARGE if body.tools or has_form(body) else _size(request)
+        exchange = Exchange(desk, await desk.read(size, read), "chatcmpl")
         request.state.requests = exchange
         if exchange.wishes.streams:
             return await _streamed(chat.chunks(exchange))
@@ -44,7 +44,7 @@ def add_completions(app: FastAPI, desk: Desk) -> None:
     async def text_completions(body: CompletionRequest, request: Request) -> Response:
         desk.check_model(body.model)
         read = partial(completion_wishes, body, desk.llm, desk.caller(request.state.tenant, body.cache_salt))
-        wishes: Wishes = await desk.read(_LONG if asks_for_grammar(body) else _size(request), read)
+        wishes: Wishes = await desk.read(_LARGE if has_form(body) else _size(request), read)
         exchange = Exchange(desk, wishes, "cmpl")
         request.state.requests = exchange
         echoes = [desk.tokenizer.decode(ids) if body.echo else "" for ids, _ in wishes.specs]
@@ -55,7 +55,7 @@ def add_completions(app: FastAPI, desk: Desk) -> None:
 
 def _size(request: Request) -> int:
     """Bytes of a request's body; a client that does not tell may send many."""
-    return int(request.headers.get("content-length", _LONG))
+    return int(request.headers.get("content-length", _LARGE))
 
 
 def _json(answer: ChatAnswer | CompletionAnswer) -> Response:

@@ -227,6 +227,7 @@ class ChunkChoice(BaseModel):
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = absent()
+    seed: int | None = absent()
     pieces: list[tuple[str, bool]] | None = absent()
 
 
