@@ -264,3 +264,20 @@ def test_the_queue_may_change_between_any_two_lines_of_counting_it() -> None:
         sys.settrace(before)
     assert 4 <= count <= len(made.scheduler.waiting)
     assert len(made.scheduler.waiting) == sum(1 for _ in made.scheduler.waiting) > 4
+
+
+@pytest.mark.parametrize("long", [1, 3])
+def test_a_short_prompt_does_not_wait_for_long_ones_beside_decoding_requests(long: int) -> None:
+    made = engine(mixed_prompt_rows=8)
+    decoding = ask(made, tokens=400)
+    while not decoding.output_ids:
+        made.step()
+    for _ in range(long):
+        ask(made, 300)
+    made.step()
+    short = ask(made, 3)
+    passes = 0
+    while not short.output_ids:
+        made.step()
+        passes += 1
+    assert passes <= 5

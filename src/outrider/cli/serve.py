@@ -40,6 +40,10 @@ class ServerFlags:
     """The model's name for clients; default: the file's."""
     max_running: Annotated[int, Parameter(metavar="N", alias="--max-num-seqs")] = _LIMITS.max_running
     """Most requests that run at a time."""
+    mixed_prompt_rows: Annotated[int, Parameter(metavar="N", group=MORE_SERVER)] = _LIMITS.mixed_prompt_rows
+    """Most prompt tokens of a pass that also decodes."""
+    draft_timeout: Annotated[float, Parameter(metavar="N", group=MORE_SERVER)] = _LIMITS.draft_timeout
+    """Seconds for a drafter to return."""
     log_json: Annotated[bool, Parameter(negative="", group=MORE_SERVER)] = False
     """Log one JSON object per line."""
     log_level: Annotated[str, Parameter(metavar="NAME", group=MORE_SERVER)] = "info"
@@ -99,7 +103,13 @@ class ServerFlags:
     @property
     def scheduler(self) -> SchedulerConfig:
         """These flags as the engine's limits."""
-        return SchedulerConfig(max_running=self.max_running, max_rows=self.max_rows, prefill_chunk=self.prefill_chunk)
+        return SchedulerConfig(
+            max_running=self.max_running,
+            max_rows=self.max_rows,
+            prefill_chunk=self.prefill_chunk,
+            mixed_prompt_rows=self.mixed_prompt_rows,
+            draft_timeout=self.draft_timeout,
+        )
 
 
 _CONTEXTS: Final = 16
@@ -127,8 +137,10 @@ def serve(
     from outrider.server.run import bound, serve
 
     settings, scheduler, plan = server.settings, server.scheduler, speculation.chosen(model.model)
+    pages = replace(cache.config, contexts=_CONTEXTS)
+    model.use_threads()  # what is wrong with the flags comes before the port that is taken
     taken = bound(settings)
-    llm = model.load(plan, replace(cache.config, contexts=_CONTEXTS), scheduler)
+    llm = model.load(plan, pages, scheduler)
 
     def ready(address: str) -> None:
         output.tell(f"Outrider ready: {address}")

@@ -125,16 +125,29 @@ class Scheduler:
         rows -= self.draft_rows
         if decoding := sum(turn.decodes for turn in turns):  # the others are the last tokens of prompts
             rows = min(rows, max(0, self._mixed_rows(decoding) - (len(turns) - decoding)))
-        for request in [request for request in self.running if request.pending > 1]:
-            if rows and request.status is Status.RUNNING:
-                turn = self._prompt_turn(request, rows)
-                rows -= self._join(turns, request, turn) and turn.least_rows
+        rows = self._add_prompts(turns, rows, shared=decoding > 0)
         if not self._preempted:
             self._admit(turns, rows)
         self._preempted = False
         for turn in turns:
             turn.request.round_number += turn.reaches_anchor
         return turns
+
+    def _add_prompts(self, turns: list[Turn], rows: int, *, shared: bool) -> int:
+        """Give rows to the prompts that run, and return what is left.
+
+        Where rows are ``shared``, because there are few beside decoding requests, each later prompt keeps an equal
+        share, and so does the first that waits: a long prompt would take them all for hundreds of passes.
+        """
+        prompts = [request for request in self.running if request.pending > 1]
+        others = len(prompts) + (len(self.waiting) > 0 and len(self.running) < self._config.max_running)
+        share = rows // others if shared and others else 0
+        for request in prompts:
+            others -= 1
+            if rows and request.status is Status.RUNNING:
+                turn = self._prompt_turn(request, max(1, rows - share * others))
+                rows -= self._join(turns, request, turn) and turn.least_rows
+        return rows
 
     def _admit(self, turns: list[Turn], rows: int) -> None:
         """Admit waiting requests in order, while the pass has rows and the cache has pages for them."""

@@ -7,6 +7,7 @@ import hashlib
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -25,9 +26,13 @@ from outrider.server.settings import ServerSettings
 from outrider.server.wishes import Caller
 
 _Result = TypeVar("_Result")
+_READERS: Final = 4
 _LONGEST_RETRY: Final = 60
 _QUICK: Final = 4096
 """Bytes of a request that the event loop reads itself; a thread takes longer to start than they take to encode."""
+
+_NOBODY: Final = "nobody"
+"""The tenant of those without a key: a salt of their own buys them no share of their own."""
 
 
 class Watcher(Protocol):
@@ -87,6 +92,12 @@ class Ticket:
         self._driver.cancel(self.call)
 
 
+def _names(given: str) -> tuple[str, ...]:
+    """What clients may call a model: its hub id, or its file's or folder's name, which says nothing of where it is."""
+    name = Path(given).name
+    return (name,) if Path(given).exists() or given.count("/") != 1 else (given, name)
+
+
 def _fingerprint(llm: LLM) -> str:
     target = llm.engine.target
     facts = (version("outrider"), llm.name, target.backend, str(target.device), llm.verifier.name)
@@ -113,7 +124,7 @@ class Desk:
         self.llm, self.settings = llm, settings
         if llm.tokenizer is not None:
             llm.tokenizer.literal_text.prepare()  # a second in which nobody else would be answered
-        self.names = settings.served_names or (Path(llm.name).name,)
+        self.names = settings.served_names or _names(llm.name)
         """Names of the model for clients."""
         self.algorithm = llm.drafter_config.method
         """The server's own drafting method."""
@@ -127,6 +138,8 @@ class Desk:
         self.since = int(time.time())
         self.fingerprint = _fingerprint(llm)
         """Equal seeds give equal texts as long as it is the same."""
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="outrider-reader")
+        """Read prompts and compile grammars; nothing else waits for them."""
         self._tickets: set[Ticket] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -143,7 +156,9 @@ class Desk:
             OutriderError: it cannot be served; clients are not told the model's place on this machine.
         """
         try:
-            return work() if size <= _QUICK else await asyncio.to_thread(work)
+            if size <= _QUICK:
+                return work()
+            return await asyncio.get_running_loop().run_in_executor(self._readers, work)
         except OutriderError as error:
             kind = RequestError if isinstance(error, ModelError) else type(error)  # such as: no chat template
             raise kind(str(error).replace(self.llm.name, self.names[0])) from error
@@ -175,9 +190,8 @@ class Desk:
         latest = self.llm.engine.seconds.by_rows.latest.copy()  # one step, which the engine's thread cannot divide
         return RowCosts(latest=latest).one_row if len(latest) >= FEWEST_ONE_ROW_ROUNDS else None
 
-    @contextmanager
-    def admitted(self, count: int) -> Iterator[None]:
-        """Hold places for requests as long as they are open.
+    def check_room(self, count: int = 1) -> None:
+        """Refuse requests that could not be admitted now; asked before a prompt is read, too.
 
         Raises:
             Refusal: the server drains, or too many wait.
@@ -193,6 +207,15 @@ class Desk:
             raise Refusal(
                 429, told, code="queue_full", headers={"Retry-After": str(min(_LONGEST_RETRY, max(1, waits)))}
             )
+
+    @contextmanager
+    def admitted(self, count: int) -> Iterator[None]:
+        """Hold places for requests as long as they are open.
+
+        Raises:
+            Refusal: the server drains, or too many wait.
+        """
+        self.check_room(count)
         self.open += count
         self._empty.clear()
         began = time.perf_counter()
@@ -249,7 +272,8 @@ class Desk:
             tenant: the owner of its key.
             wished: the salt that it asks for.
         """
+        alone = len(self.settings.api_keys) < 2
         parts = [None if self.settings.share_cache else tenant, wished]
         if parts == [None, None]:
-            return Caller(tenant)
-        return Caller(tenant, hashlib.sha256(repr(parts).encode()).hexdigest())
+            return Caller(tenant or _NOBODY, None, alone)
+        return Caller(tenant or _NOBODY, hashlib.sha256(repr(parts).encode()).hexdigest(), alone)

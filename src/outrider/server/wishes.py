@@ -43,6 +43,7 @@ _SAME: Final = (
 """Fields with the names that sampling parameters have."""
 _END: Final = 256
 """Tokens at a prompt's end that tell whether it has opened the reasoning."""
+_MOST_LISTED: Final = 1 << 20
 _SEED_BITS: Final = 53
 """A drawn seed is reported, and JSON's readers keep no more bits of a number."""
 _COMPLETION_TOKENS: Final = 16
@@ -77,6 +78,8 @@ class Caller:
     """The owner of the key; tenants are served in turn."""
     salt: str | None = None
     """Which other requests it shares cached rows with."""
+    may_hurry: bool = True
+    """Whether its requests may come before those of others."""
 
 
 def sampling_params(fields: SamplingFields, caller: Caller, grammar: Grammar | None, **more: Any) -> SamplingParams:
@@ -91,6 +94,12 @@ def sampling_params(fields: SamplingFields, caller: Caller, grammar: Grammar | N
     Raises:
         ConfigError: a value is out of bounds; the message begins with its name.
     """
+    if (fields.priority or 0) < 0 and not caller.may_hurry:
+        raise Refusal(400, "priority must be 0 or more where several keys share the server", "priority")
+    listed = len(fields.allowed_token_ids or ()) + sum(map(len, fields.bad_words or ()))
+    if listed * (fields.n or 1) > _MOST_LISTED:
+        told = f"allowed_token_ids and bad_words are read for each output; {_MOST_LISTED} of them in all are the most"
+        raise Refusal(400, told, "n")
     given = {name: value for name in _SAME if (value := getattr(fields, name)) is not None}
     if (wish := fields.speculation) is not None:
         given |= {
@@ -127,6 +136,8 @@ def wishes(fields: SamplingFields, specs: Sequence[RequestSpec]) -> Wishes:
     options = fields.stream_options
     if options is not None and not fields.stream:
         raise Refusal(400, "stream_options needs stream to be true", "stream_options")
+    if fields.stream and fields.prompt_logprobs is not None:
+        raise Refusal(400, "prompt_logprobs are not streamed; leave stream out", "prompt_logprobs")
     return Wishes(
         specs=specs,
         streams=bool(fields.stream),

@@ -32,24 +32,26 @@ def add_completions(app: FastAPI, desk: Desk) -> None:
     @app.post("/v1/chat/completions", response_model=ChatAnswer)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         desk.check_model(body.model)
+        desk.check_room()
         read = partial(chat_wishes, body, desk.llm, desk.caller(request.state.tenant, body.cache_salt))
         size = _LARGE if body.tools or has_form(body) else _size(request)
         exchange = Exchange(desk, await desk.read(size, read), "chatcmpl")
         request.state.requests = exchange
         if exchange.wishes.streams:
-            return await _streamed(chat.chunks(exchange))
+            return await _streamed(request, chat.chunks(exchange))
         return _json(await _unless_gone(request, chat.answer(exchange)))
 
     @app.post("/v1/completions", response_model=CompletionAnswer)
     async def text_completions(body: CompletionRequest, request: Request) -> Response:
         desk.check_model(body.model)
+        desk.check_room()
         read = partial(completion_wishes, body, desk.llm, desk.caller(request.state.tenant, body.cache_salt))
         wishes: Wishes = await desk.read(_LARGE if has_form(body) else _size(request), read)
         exchange = Exchange(desk, wishes, "cmpl")
         request.state.requests = exchange
         echoes = [desk.tokenizer.decode(ids) if body.echo else "" for ids, _ in wishes.specs]
         if wishes.streams:
-            return await _streamed(completions.chunks(exchange, echoes))
+            return await _streamed(request, completions.chunks(exchange, echoes))
         return _json(await _unless_gone(request, completions.answer(exchange, echoes)))
 
 
@@ -76,14 +78,14 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, _Answer]) -> 
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _streamed(events: AsyncGenerator[bytes, None]) -> Response:
+async def _streamed(request: Request, events: AsyncGenerator[bytes, None]) -> Response:
     """Start a stream; what is refused before it has begun is answered with a status."""
-    guarded = _guarded(events)
+    guarded = _guarded(request, events)
     await anext(guarded)
     return EventStream(guarded)
 
 
-async def _guarded(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def _guarded(request: Request, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """The events, and an error as the last one where the source fails after the first."""
     async with aclosing(events):
         yield await anext(events)
@@ -91,5 +93,7 @@ async def _guarded(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes,
             async for one in events:
                 yield one
         except Exception as error:  # noqa: BLE001 - the client is told
-            yield event(refusal_of(error).body.model_dump_json())
+            refusal = refusal_of(error)
+            request.state.code = refusal.code or str(refusal.status)  # for the log: the status was sent long before
+            yield event(refusal.body.model_dump_json())
             yield DONE
