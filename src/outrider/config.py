@@ -48,8 +48,8 @@ class SchedulerConfig:
     prefill_chunk: int = option(512, "Maximum prompt tokens of one request per pass (chunked prefill).", low=1)
     mixed_prompt_rows: int = option(
         0,
-        "Maximum prompt tokens per pass beside decoding requests, all prompts together; if more requests decode, twice "
-        "their excess. Raise it if prompts matter more than the time between tokens; 0 is 8 on a CPU, 256 on a GPU.",
+        "Maximum prompt tokens per pass beside decoding requests, all prompts together; 1.75 per decoding request, if "
+        "that is more. Raise it if prompts matter more than the time between tokens; 0 is 12 on a CPU, 256 on a GPU.",
     )
     watermark: float = option(
         0.02,

@@ -177,7 +177,7 @@ def _sized(config: SchedulerConfig, target: TargetModel) -> SchedulerConfig:
     """
     if config.mixed_prompt_rows:
         return config
-    return replace(config, mixed_prompt_rows=8 if target.device.type == "cpu" else 256)
+    return replace(config, mixed_prompt_rows=12 if target.device.type == "cpu" else 256)
 
 
 def _fair_share(names: Sequence[str], methods: Sequence[DrafterConfig]) -> FairShare:

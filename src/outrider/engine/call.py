@@ -41,7 +41,7 @@ class Listener(NamedTuple):
 
     loop: asyncio.AbstractEventLoop | None = None
     """Runs the coroutine; None for a thread."""
-    arrived: weakref.ref[asyncio.Event] | None = None
+    arrived: weakref.ref[asyncio.Future[None]] | None = None
     """What the coroutine waits for."""
 
 
@@ -123,21 +123,21 @@ class Call:
 
     async def awaited(self, waiting: Callable[[], None]) -> Event:
         """The next event, without blocking the event loop."""
-        with suppress(Empty):
-            return self.events.get_nowait()
-        arrived = asyncio.Event()
-        # Not kept alive by the call: a coroutine that is dropped unfinished cancels its requests.
-        reader = Listener(asyncio.get_running_loop(), weakref.ref(arrived))
-        self.readers.append(reader)
-        try:
-            while True:
-                arrived.clear()
-                with suppress(Empty):
-                    return self.events.get_nowait()
-                waiting()
-                await arrived.wait()
-        finally:
-            self.readers.remove(reader)
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return self.events.get_nowait()
+            except Empty:
+                arrived: asyncio.Future[None] = loop.create_future()
+            # Not kept alive by the call: a coroutine that is dropped unfinished cancels its requests.
+            reader = Listener(loop, weakref.ref(arrived))
+            self.readers.append(reader)
+            try:
+                if self.events.empty():  # else one came before the reader could be woken
+                    waiting()
+                    await arrived
+            finally:
+                self.readers.remove(reader)
 
     def opened(self, event: Event) -> Progress | None:
         """Read an event: progress, or None if it has none.
@@ -195,5 +195,5 @@ def wake(loop: asyncio.AbstractEventLoop, readers: Sequence[Listener]) -> None:
 
 def _set(readers: Sequence[Listener]) -> None:
     for reader in readers:
-        if reader.arrived is not None and (arrived := reader.arrived()) is not None:
-            arrived.set()
+        if reader.arrived is not None and (arrived := reader.arrived()) is not None and not arrived.done():
+            arrived.set_result(None)

@@ -37,9 +37,9 @@ class Follower(Protocol):
         ...
 
 
-_MIXED_ROWS: Final = 2
-"""Prompt rows for each decoding request beyond ``mixed_prompt_rows``: a pass over many rows takes longer anyway, about
-in proportion to them, and three times as many are meant to take three times as long at most."""
+_MIXED_ROWS: Final = 1.75
+"""Prompt rows for each decoding request, where that is more than ``mixed_prompt_rows``: a pass over many rows takes
+longer anyway, about in proportion to them, and with these it takes two or three times as long."""
 
 
 @dataclass
@@ -238,7 +238,7 @@ class Scheduler:
     def _mixed_rows(self, decoding: int) -> int:
         """Prompt rows beside decoding requests, so that a pass takes not much longer than without them."""
         least = self._config.mixed_prompt_rows
-        return max(least, _MIXED_ROWS * (decoding - least))
+        return max(least, int(_MIXED_ROWS * decoding))
 
     def _decoding_turn(self, request: Request) -> Turn:
         # Where one token is left, the anchor's row gives it.

@@ -76,7 +76,13 @@ class Ticket:
         Raises:
             Refusal: it took too long, or the server ends.
         """
-        while (item := await _harmless(self._driver.awaited(self.call))) is not None:
+        while True:
+            try:
+                item = await self._driver.awaited(self.call)
+            except (KeyboardInterrupt, SystemExit) as error:  # of a round: it ends the request, and not the event loop
+                raise RuntimeError(f"the round raised {type(error).__name__}") from error
+            if item is None:
+                break
             yield item
         if self._reason is not None:
             raise self._reason

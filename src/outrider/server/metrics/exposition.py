@@ -51,6 +51,8 @@ class Exposition(Collector):
                 CounterMetricFamily(metric.name, metric.text, labels=[MODEL, *metric.labels]), metric, reading
             )
         yield _tokens_per_round(self.facts.model, reading.figures)
+        for name, text in _GAPS.items():
+            yield self._requests.gaps.family(name, text, [MODEL], [self.facts.model])
         for histogram in self._requests.histograms:
             for family in histogram.collect():
                 # When each histogram was made is the same moment for all: the server's start.
@@ -76,6 +78,11 @@ def _filled(
     return family
 
 
+_GAPS: Final = {
+    "vllm:inter_token_latency_seconds": "Seconds between two chunks of a request's tokens; a chunk holds all tokens of "
+    "a round and counts once.",
+    "vllm:time_per_output_token_seconds": "The same as vllm:inter_token_latency_seconds, under the older name.",
+}
 TOKENS_PER_ROUND: Final = "vllm:iteration_tokens_total"
 
 

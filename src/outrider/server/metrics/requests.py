@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from prometheus_client import Histogram
 
 from outrider.requests.stopping import FinishReason
+from outrider.server.metrics.buckets import Buckets
 
 _FIRST_TOKEN: Final = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
@@ -119,16 +120,8 @@ class RequestMetrics:
         self.first_token = histogram(
             "vllm:time_to_first_token_seconds", "Seconds from queueing a request to its first token.", _FIRST_TOKEN
         )
-        self.inter_token = histogram(
-            "vllm:inter_token_latency_seconds",
-            "Seconds between two chunks of a request's tokens; a chunk holds all tokens of a round and counts once.",
-            _PER_TOKEN,
-        )
-        self.time_per_output_token = histogram(
-            "vllm:time_per_output_token_seconds",
-            "The same as vllm:inter_token_latency_seconds, under the older name.",
-            _PER_TOKEN,
-        )
+        self.gaps = Buckets(_PER_TOKEN)
+        """Seconds between two chunks of a request's tokens."""
         self.per_output_token = histogram(
             "vllm:request_time_per_output_token_seconds",
             "A request's seconds per token after the first one: what drafts shorten.",
@@ -158,8 +151,7 @@ class RequestMetrics:
         if last is None:
             self._first_token(request)
         else:
-            self.inter_token.observe(now - last)
-            self.time_per_output_token.observe(now - last)
+            self.gaps.observe(now - last)
         self._last[request] = now
 
     def ended(self, request: TimedRequest) -> None:
