@@ -119,6 +119,7 @@ def test_a_whole_number_is_never_rounded(capsys: pytest.CaptureFixture[str], wor
 NEEDED = {
     "generate": ("-m", "nope", "hi"),
     "chat": ("-m", "nope"),
+    "serve": ("-m", "nope"),
     "bench": ("-m", "nope"),
     "study": ("-m", "nope"),
     "audit": ("-m", "nope"),

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from outrider.cli import help as groups
 from outrider.cli import output
 from outrider.cli.method_options import Option, all_options, options_of, spellings, with_method_options
-from outrider.cli.numbers import WHOLE_OR_NONE
+from outrider.cli.numbers import WHOLE, WHOLE_OR_NONE
 from outrider.config import CacheConfig, SchedulerConfig, Speculation
 from outrider.drafters import AUTOMATIC, AUTOMATICALLY, automatic_config, changed, make_config
 from outrider.drafters.base import DrafterConfig
@@ -121,7 +121,7 @@ class CacheFlags:
 
     prefix_cache: bool | None = None
     """Reuse shared prefixes; default: on with native."""
-    cache_rows: Annotated[int, Parameter(metavar="N")] = 0
+    cache_rows: Annotated[int, WHOLE] = 0
     """Tokens that the KV cache holds; 0: whole contexts."""
 
     @property

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from outrider.cli import output
 from outrider.cli.help import MORE_SERVER, SERVER
+from outrider.cli.numbers import WHOLE
 from outrider.cli.options import CACHE, SPECULATION, CacheFlags, ModelFlags, SpeculationFlags
 from outrider.config import SchedulerConfig
 from outrider.server.settings import ServerSettings
@@ -30,7 +31,7 @@ class ServerFlags:
 
     host: Annotated[str, Parameter(metavar="ADDRESS")] = _DEFAULT.host
     """Address to listen on; 0.0.0.0 serves the network."""
-    port: Annotated[int, Parameter(metavar="N")] = _DEFAULT.port
+    port: Annotated[int, WHOLE] = _DEFAULT.port
     """Port to listen on; 0 takes a free one."""
     api_key: Annotated[tuple[str, ...], Parameter(metavar="KEY", negative="", consume_multiple=False)] = ()
     """A key that clients must show; repeat it for more. Or set OUTRIDER_API_KEY."""
@@ -38,9 +39,9 @@ class ServerFlags:
     """Turns the admin routes on. Or set OUTRIDER_ADMIN_KEY."""
     served_model_name: Annotated[tuple[str, ...], Parameter(metavar="NAME", negative="", consume_multiple=False)] = ()
     """The model's name for clients; default: the file's."""
-    max_running: Annotated[int, Parameter(metavar="N", alias="--max-num-seqs")] = _LIMITS.max_running
+    max_running: Annotated[int, WHOLE, Parameter(alias="--max-num-seqs")] = _LIMITS.max_running
     """Most requests that run at a time."""
-    mixed_prompt_rows: Annotated[int, Parameter(metavar="N", group=MORE_SERVER)] = _LIMITS.mixed_prompt_rows
+    mixed_prompt_rows: Annotated[int, WHOLE, Parameter(group=MORE_SERVER)] = _LIMITS.mixed_prompt_rows
     """Most prompt tokens of a pass that also decodes."""
     draft_timeout: Annotated[float, Parameter(metavar="N", group=MORE_SERVER)] = _LIMITS.draft_timeout
     """Seconds for a drafter to return."""
@@ -48,17 +49,15 @@ class ServerFlags:
     """Log one JSON object per line."""
     log_level: Annotated[str, Parameter(metavar="NAME", group=MORE_SERVER)] = "info"
     """debug, info, warning or error; debug may show prompts."""
-    max_waiting: Annotated[int, Parameter(metavar="N", group=MORE_SERVER)] = _DEFAULT.max_waiting
+    max_waiting: Annotated[int, WHOLE, Parameter(group=MORE_SERVER)] = _DEFAULT.max_waiting
     """Most requests that wait; more get 429."""
-    max_rows: Annotated[int, Parameter(metavar="N", alias="--max-num-batched-tokens", group=MORE_SERVER)] = (
-        _LIMITS.max_rows
-    )
+    max_rows: Annotated[int, WHOLE, Parameter(alias="--max-num-batched-tokens", group=MORE_SERVER)] = _LIMITS.max_rows
     """Most rows of one pass."""
-    prefill_chunk: Annotated[int, Parameter(metavar="N", group=MORE_SERVER)] = _LIMITS.prefill_chunk
+    prefill_chunk: Annotated[int, WHOLE, Parameter(group=MORE_SERVER)] = _LIMITS.prefill_chunk
     """Most prompt tokens of one request per pass."""
-    max_connections: Annotated[int, Parameter(metavar="N", group=MORE_SERVER)] = _DEFAULT.max_connections
+    max_connections: Annotated[int, WHOLE, Parameter(group=MORE_SERVER)] = _DEFAULT.max_connections
     """Most open connections."""
-    max_body_megabytes: Annotated[int, Parameter(metavar="N", group=MORE_SERVER)] = _DEFAULT.max_body_megabytes
+    max_body_megabytes: Annotated[int, WHOLE, Parameter(group=MORE_SERVER)] = _DEFAULT.max_body_megabytes
     """Largest request."""
     request_seconds: Annotated[float, Parameter(metavar="N", group=MORE_SERVER)] = _DEFAULT.request_seconds
     """Longest time for one request."""
