@@ -269,6 +269,7 @@ class Driver:
                 thread = threading.Thread(target=work, name="outrider-engine", daemon=True)
                 thread.start()  # first: at the end of the interpreter it fails, and nothing is left behind
                 self._thread = thread
+                _THREADS.add(thread)
             self._loop.inbox.put(command)
         if not self._threaded:
             self._loop.settle()
@@ -291,6 +292,8 @@ class Driver:
 
 
 _ALIVE: Final[weakref.WeakSet[Driver]] = weakref.WeakSet()
+_THREADS: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
+"""All threads that were started; one whose driver was freed may still be in its last round."""
 
 
 def _answer(
@@ -306,6 +309,7 @@ def _answer(
 @atexit.register
 def _stop_all() -> None:
     """Stop all drivers, so that no thread is inside a kernel when the interpreter exits."""
-    for thread in [driver._stop() for driver in list(_ALIVE)]:
-        if thread is not None:
-            thread.join(_LAST_ROUND)
+    for driver in list(_ALIVE):
+        driver._stop()
+    for thread in list(_THREADS):
+        thread.join(_LAST_ROUND)
