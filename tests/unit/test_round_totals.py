@@ -204,13 +204,13 @@ class TestReaders:
         assert (state.running, state.waiting, state.kv_use) == (0, 0, 0.0)
         assert state.ended == {FinishReason.CANCELLED: 1}
 
-    def test_drafters_that_fail_are_counted_by_their_failure(self) -> None:
+    def test_drafters_that_fail_are_counted_by_the_reason(self) -> None:
         def script(sequence: DraftSequence) -> TokenTree:
             raise LookupError("a secret")
 
         llm = LLM.from_model(tiny_model(), speculation=Scripted(script))
         llm.generate([REPEATED, REPEATED[:5]], SamplingParams(max_tokens=4, ignore_eos=True))
-        assert state_of(llm.engine).switched_off == {"LookupError": 2}
+        assert state_of(llm.engine).switched_off == {"raised": 2}
 
     def test_the_engine_is_not_kept_alive(self) -> None:
         llm = LLM.from_model(tiny_model(), speculation=None)

@@ -278,7 +278,7 @@ COUNTERS: Final = (
     ),
     Metric(
         "outrider:drafting_switched_off",
-        "Requests whose drafting ended because the drafter failed, by the type of the failure.",
+        "Requests whose drafting ended: the drafter raised, drafted what is invalid, or did not return.",
         _by_name(lambda r: r.state.switched_off),
         ("reason",),
     ),

@@ -25,7 +25,7 @@ class EngineState(NamedTuple):
     ended: Mapping[FinishReason, int] = {}
     """Ended requests, by reason."""
     switched_off: Mapping[str, int] = {}
-    """Requests whose drafting ended after a failure, by the type of the failure."""
+    """Requests whose drafting ended because the drafter failed, by the reason."""
 
 
 def state_of(engine: Engine | None) -> EngineState:
