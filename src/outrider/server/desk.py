@@ -196,7 +196,7 @@ class Desk:
         latest = self.llm.engine.seconds.by_rows.latest.copy()  # one step, which the engine's thread cannot divide
         return RowCosts(latest=latest).one_row if len(latest) >= FEWEST_ONE_ROW_ROUNDS else None
 
-    def check_room(self, count: int = 1) -> None:
+    def check_room(self, count: int) -> None:
         """Refuse requests that could not be admitted now; asked before a prompt is read, too.
 
         Raises:
