@@ -41,7 +41,7 @@ page: $(VENV)/.installed
 # A server under 500 random requests, each answer compared with the library's, bit for bit.
 soak: $(VENV)/.installed
 	$(BIN)/python scripts/fetch_model.py
-	$(BIN)/python benchmarks/serve/soak.py --model SmolLM2-135M --requests 500
+	$(BIN)/python benchmarks/serve/soak.py --model SmolLM2-135M --requests 500 --growth-mib 96
 
 sanitize: $(VENV)/.installed
 	$(BIN)/python scripts/sanitize.py
