@@ -74,7 +74,8 @@ def main() -> int:
     wishes = _wishes()
     dice = random.Random(wishes.seed)
     context, pool = solo_answers(wishes, dice)
-    options = ["--model", wishes.model, "--port", "0", "--context-length", str(wishes.context), *wishes.outrider_args]
+    pages = ["--context-length", str(wishes.context), "--cache-rows", str(2 * wishes.context)]
+    options = ["--model", wishes.model, "--port", "0", *pages, *wishes.outrider_args]
     arm = Arm("outrider", (sys.executable, "-m", "outrider", "serve", *options), f"outrider {__version__}")
     tally = Tally()
     with Server(arm) as server:
