@@ -47,8 +47,9 @@ GROUPS = {
 """The families of each table."""
 PAGE = """# Metrics
 
-`GET /metrics` answers in the text format of Prometheus. Metrics have the names of vLLM where vLLM has one, so its
-dashboards and alerts work; the others begin with `outrider:`. Every metric has the label `model_name`.
+`GET /metrics` answers in the text format of Prometheus. Where vLLM has a metric of the same meaning, the name is
+vLLM's, so most panels and alerts made for vLLM work; panels for metrics that this page does not list stay empty. The
+others begin with `outrider:`. Every metric has the label `model_name`.
 [grafana_dashboard.json](grafana_dashboard.json) is a dashboard for Grafana 10 and later: import it and choose your
 Prometheus.
 
@@ -84,8 +85,8 @@ Requests that were cancelled or failed count in no latency of whole requests.
 not computed, so they do not count.
 
 **Estimated speedup.** For each round that only decodes, the server asks what plain decoding would have taken: as many
-rounds of one row per request as the round emitted tokens per request. It measures such rounds whenever nothing was
-drafted, or when drafts made a pass of as many rows; it needs eight of them. The estimate is the sum of these seconds
+rounds of one row per request as the round emitted tokens per request. It times plain rounds whenever nothing is
+drafted, and also uses other rounds with the same number of rows. It needs eight of them. The estimate is the sum of these seconds
 ÷ the seconds spent, drafting included:
 
 ```text
@@ -96,9 +97,10 @@ It is an estimate. Rounds for which no plain round was measured are left out, an
 beside decoding. Passes get slower as texts get longer, and other work on the machine slows some rounds more than
 others. `outrider bench` measures the speedup itself.
 
-**Running requests** in the label `running` are the most of a bucket: 1, 2, 4 (3 to 4), 8 (5 to 8) and so on.
+**Running requests** in the label `running` are the bucket's upper bound: 1, 2, 4 (3 to 4), 8 (5 to 8) and so on.
 
-`GET /stats` has the same totals as JSON. The server's own page draws them.
+`GET /stats` has the main totals as JSON: tokens, rounds, drafts, cached tokens, rows and seconds. The chat page draws
+them. Unlike `/metrics`, it needs the API key if there is one.
 """
 
 

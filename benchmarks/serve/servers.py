@@ -178,7 +178,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="a .gguf file, or a name in the models folder")
     parser.add_argument("--servers", default="plain,speculative,llama", help="which of plain, speculative and llama")
     parser.add_argument("--context", type=int, default=2048, help="tokens of each of llama-server's slots")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2, help="of each server; set it to the physical cores")
     parser.add_argument("--algorithm", default="auto", help="drafting method of the speculative server")
     parser.add_argument("--outrider-args", type=shlex.split, default=[], help="more options of outrider serve")
     parser.add_argument("--llama-server", type=Path, default=LLAMA_SERVER, help="see build_llama_server.py")
@@ -211,6 +211,8 @@ def outrider_arm(wishes: argparse.Namespace, name: str, algorithm: str) -> Arm:
         algorithm,
         "--context-length",
         str(wishes.context),
+        "--threads",
+        str(wishes.threads),
     ]
     command = [sys.executable, "-m", "outrider", "serve", *options, *wishes.outrider_args]
     return Arm(name, tuple(command), f"outrider {__version__}", unshared={"cache_salt": "{}"})

@@ -20,6 +20,13 @@ FIELDS: dict[str, tuple[dict[str, Any], Grammar]] = {
     "guided_choice": ({"guided_choice": ["sea", "seal"]}, Grammar.choice(["sea", "seal"])),
     "guided_grammar": ({"guided_grammar": 'start: "x" /[0-9]+/'}, Grammar.lark('start: "x" /[0-9]+/')),
     "guided_json": ({"guided_json": {"type": "boolean"}}, Grammar.json_schema({"type": "boolean"})),
+    "structured_outputs.regex": ({"structured_outputs": {"regex": "[ab]{3,9}"}}, Grammar.regex("[ab]{3,9}")),
+    "structured_outputs.choice": ({"structured_outputs": {"choice": ["sea", "seal"]}}, Grammar.choice(["sea", "seal"])),
+    "structured_outputs.json": ({"structured_outputs": {"json": {}}}, Grammar.json_schema({})),
+    "structured_outputs.json_object": (
+        {"structured_outputs": {"json_object": True, "regex": None}},
+        Grammar.json_object(),
+    ),
     "json_schema": (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["a", "bc"]}}}},
         Grammar.json_schema({"enum": ["a", "bc"]}),

@@ -122,7 +122,7 @@ class CacheFlags:
     prefix_cache: bool | None = None
     """Reuse shared prefixes; default: on with native."""
     cache_rows: Annotated[int, WHOLE] = 0
-    """Tokens that the KV cache holds; 0: whole contexts."""
+    """Tokens that the KV cache holds; 0: automatic."""
 
     @property
     def config(self) -> CacheConfig:

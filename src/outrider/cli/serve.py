@@ -15,7 +15,7 @@ from outrider.cli.options import CACHE, SPECULATION, CacheFlags, ModelFlags, Spe
 from outrider.config import SchedulerConfig
 from outrider.server.settings import ServerSettings
 
-DEMO: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
+DEMO: Final = "SmolLM2-135M"
 """The demo's model, in the models folder."""
 MODEL: Final = ModelFlags(model=DEMO)
 _KEY, _ADMIN_KEY = "OUTRIDER_API_KEY", "OUTRIDER_ADMIN_KEY"
@@ -34,17 +34,17 @@ class ServerFlags:
     port: Annotated[int, WHOLE] = _DEFAULT.port
     """Port to listen on; 0 takes a free one."""
     api_key: Annotated[tuple[str, ...], Parameter(metavar="KEY", negative="", consume_multiple=False)] = ()
-    """A key that clients must show; repeat it for more. Or set OUTRIDER_API_KEY."""
+    """A key that clients must send; repeat it for more. Or set OUTRIDER_API_KEY."""
     admin_key: Annotated[str | None, Parameter(metavar="KEY")] = None
     """Turns the admin routes on. Or set OUTRIDER_ADMIN_KEY."""
     served_model_name: Annotated[tuple[str, ...], Parameter(metavar="NAME", negative="", consume_multiple=False)] = ()
-    """The model's name for clients; default: the file's."""
+    """Name for clients; repeat it for more. Default: --model's, without its folder."""
     max_running: Annotated[int, WHOLE, Parameter(alias="--max-num-seqs")] = _LIMITS.max_running
     """Most requests that run at a time."""
     mixed_prompt_rows: Annotated[int, WHOLE, Parameter(group=MORE_SERVER)] = _LIMITS.mixed_prompt_rows
-    """Most prompt tokens of a pass that also decodes."""
+    """Most prompt tokens in a pass that also decodes; 0: 12 on a CPU, 256 on a GPU."""
     draft_timeout: Annotated[float, Parameter(metavar="N", group=MORE_SERVER)] = _LIMITS.draft_timeout
-    """Seconds for a drafter to return."""
+    """Seconds until a hanging drafter is stopped; its requests go on without drafts. 0: never."""
     log_json: Annotated[bool, Parameter(negative="", group=MORE_SERVER)] = False
     """Log one JSON object per line."""
     log_level: Annotated[str, Parameter(metavar="NAME", group=MORE_SERVER)] = "info"
@@ -52,21 +52,21 @@ class ServerFlags:
     max_waiting: Annotated[int, WHOLE, Parameter(group=MORE_SERVER)] = _DEFAULT.max_waiting
     """Most requests that wait; more get 429."""
     max_rows: Annotated[int, WHOLE, Parameter(alias="--max-num-batched-tokens", group=MORE_SERVER)] = _LIMITS.max_rows
-    """Most rows of one pass."""
+    """Most tokens (rows) of one forward pass."""
     prefill_chunk: Annotated[int, WHOLE, Parameter(group=MORE_SERVER)] = _LIMITS.prefill_chunk
     """Most prompt tokens of one request per pass."""
     max_connections: Annotated[int, WHOLE, Parameter(group=MORE_SERVER)] = _DEFAULT.max_connections
-    """Most open connections."""
+    """Most open connections; more get 503."""
     max_body_megabytes: Annotated[int, WHOLE, Parameter(group=MORE_SERVER)] = _DEFAULT.max_body_megabytes
     """Largest request."""
     request_seconds: Annotated[float, Parameter(metavar="N", group=MORE_SERVER)] = _DEFAULT.request_seconds
-    """Longest time for one request."""
+    """Longest time for one request, waiting included; then 408."""
     receive_seconds: Annotated[float, Parameter(metavar="N", group=MORE_SERVER)] = _DEFAULT.receive_seconds
-    """Longest time for a client to send a request."""
+    """Longest time for a request to arrive; then 408."""
     send_seconds: Annotated[float, Parameter(metavar="N", group=MORE_SERVER)] = _DEFAULT.send_seconds
-    """Longest time for a client to read what it was sent."""
+    """Longest time that a client may stop reading; then it is disconnected."""
     drain_seconds: Annotated[float, Parameter(metavar="N", group=MORE_SERVER)] = _DEFAULT.drain_seconds
-    """Longest time for open requests after SIGTERM."""
+    """Longest time that open requests get after SIGTERM."""
     share_cache: Annotated[bool, Parameter(negative="", group=MORE_SERVER)] = False
     """Let requests with different keys share prefixes."""
     traces_endpoint: Annotated[str | None, Parameter(metavar="URL", group=MORE_SERVER)] = None
@@ -124,7 +124,7 @@ def serve(
     cache: CacheFlags = CACHE,
     server: ServerFlags = SHOWN,
 ) -> int:
-    """Serve a model over HTTP, as OpenAI does, with a page to chat at /. Without --model: the demo's.
+    """Serve a model over an OpenAI-compatible HTTP API, with a chat page at /. Without --model: the demo's.
 
     Args:
         model: which model, and how to run it.

@@ -9,18 +9,21 @@ from outrider.grammar import Grammar
 from outrider.server.failures import Refusal
 from outrider.server.wire.shared import ResponseFormat, SamplingFields
 
-_GUIDED: Final[dict[str, Callable[[Any], Grammar]]] = {
-    "guided_json": Grammar.json_schema,
-    "guided_regex": Grammar.regex,
-    "guided_grammar": Grammar.lark,
-    "guided_choice": Grammar.choice,
+_KINDS: Final[dict[str, Callable[[Any], Grammar]]] = {
+    "json": Grammar.json_schema,
+    "json_object": lambda wanted: Grammar.json_object(),
+    "regex": Grammar.regex,
+    "grammar": Grammar.lark,
+    "choice": Grammar.choice,
 }
-"""vLLM's fields, and what they say."""
+"""The kinds of form that vLLM's fields name, and what they say."""
+_GUIDED: Final = ("json", "regex", "grammar", "choice")
+"""Those with a field of their own, ``guided_…``."""
 
 
 def has_form(fields: SamplingFields) -> bool:
     """Whether a request's fields may ask for a grammar, which takes up to a second to compile."""
-    return fields.response_format is not None or any(getattr(fields, name) is not None for name in _GUIDED)
+    return fields.response_format is not None or bool(_named(fields))
 
 
 def grammar_of(fields: SamplingFields) -> Grammar | None:
@@ -30,13 +33,21 @@ def grammar_of(fields: SamplingFields) -> Grammar | None:
         Refusal: they ask for several.
         ConfigError: a grammar has a mistake, or is too large.
     """
-    asked = {name: value for name in _GUIDED if (value := getattr(fields, name)) is not None}
-    found = {name: _GUIDED[name](value) for name, value in asked.items()}
+    found = {name: _KINDS[kind](value) for name, (kind, value) in _named(fields).items()}
     if fields.response_format is not None and (grammar := _of_format(fields.response_format)) is not None:
         found["response_format"] = grammar
     if len(found) > 1:
         raise Refusal(400, f"{' and '.join(found)} ask for different forms of one answer; give one", [*found][-1])
     return next(iter(found.values()), None)
+
+
+def _named(fields: SamplingFields) -> dict[str, tuple[str, Any]]:
+    """What vLLM's fields ask for: for each field's name, the kind of form and its value."""
+    wishes = {f"guided_{kind}": (kind, getattr(fields, f"guided_{kind}")) for kind in _GUIDED}
+    if fields.structured_outputs is not None:
+        given = fields.structured_outputs.model_dump(by_alias=True)
+        wishes |= {f"structured_outputs.{kind}": (kind, None if value is False else value) for kind, value in given.items()}
+    return {name: wish for name, wish in wishes.items() if wish[1] is not None}
 
 
 def _of_format(asked: ResponseFormat) -> Grammar | None:

@@ -152,7 +152,7 @@ GAUGES: Final = (
     ),
     Metric(
         "outrider:draft_budget",
-        "Draft rows granted per request and round in the last minute, by running requests (the most of the bucket).",
+        "Draft rows granted per request and round in the last minute, by running requests (the bucket's upper bound).",
         _by_bound(lambda recent: recent.budget),
         _RUNNING,
     ),
@@ -198,7 +198,7 @@ COUNTERS: Final = (
     ),
     Metric(
         "vllm:spec_decode_num_draft_tokens",
-        "Draft tokens, those included that no round came to test.",
+        "Draft tokens, tested or not.",
         _one(lambda r: sum(r.figures.drafted)),
     ),
     Metric(
@@ -227,7 +227,7 @@ COUNTERS: Final = (
     Metric("outrider:rounds", "Rounds, each one forward pass of the target.", _one(lambda r: r.figures.passes)),
     Metric(
         "outrider:decode_turns",
-        "Decoding rounds, each request's own counted: what plain decoding needs per token.",
+        "Decoding rounds, counted once for each request in them. Plain decoding needs one per token.",
         _one(lambda r: r.figures.turns),
     ),
     Metric(
@@ -250,19 +250,19 @@ COUNTERS: Final = (
     ),
     Metric(
         "outrider:draft_turns",
-        "Decoding rounds of requests by running requests (the most of the bucket): the denominator of draft budgets.",
+        "Decoding rounds of requests by running requests (the bucket's upper bound): the denominator of draft budgets.",
         _by_load(lambda load: load.turns),
         _RUNNING,
     ),
     Metric(
         "outrider:draft_rows_granted",
-        "Draft rows that the controller granted, by running requests (the most of the bucket).",
+        "Draft rows that the controller granted, by running requests (the bucket's upper bound).",
         _by_load(lambda load: load.granted),
         _RUNNING,
     ),
     Metric(
         "outrider:draft_rows_used",
-        "Draft rows that were verified, by running requests (the most of the bucket).",
+        "Draft rows that were verified, by running requests (the bucket's upper bound).",
         _by_load(lambda load: load.drafted),
         _RUNNING,
     ),

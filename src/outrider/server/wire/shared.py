@@ -131,6 +131,17 @@ class ResponseFormat(BaseModel):
     json_schema: JsonSchema | None = None
 
 
+class StructuredOutputs(BaseModel):
+    """The form that the answer must have, as vLLM spells it; one of the fields is given."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, serialize_by_alias=True)
+    json_: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema.")
+    json_object: bool | None = Field(None, description="Any JSON object.")
+    regex: str | None = None
+    grammar: str | None = Field(None, description="Lark or GBNF.")
+    choice: list[str] | None = Field(None, min_length=1, max_length=MOST_CHOICES_OF_TEXT)
+
+
 class SamplingFields(BaseModel):
     """How tokens are chosen, and how one request is served."""
 
@@ -164,6 +175,7 @@ class SamplingFields(BaseModel):
     guided_regex: str | None = None
     guided_grammar: str | None = None
     guided_choice: list[str] | None = Field(None, min_length=1, max_length=MOST_CHOICES_OF_TEXT)
+    structured_outputs: StructuredOutputs | None = None
     speculation: SpeculationWish | None = None
     prediction: PredictedText | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
