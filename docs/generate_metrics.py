@@ -86,8 +86,8 @@ not computed, so they do not count.
 
 **Estimated speedup.** For each round that only decodes, the server asks what plain decoding would have taken: as many
 rounds of one row per request as the round emitted tokens per request. It times plain rounds whenever nothing is
-drafted, and also uses other rounds with the same number of rows. It needs eight of them. The estimate is the sum of these seconds
-÷ the seconds spent, drafting included:
+drafted, and also uses other rounds with the same number of rows. It needs eight of them. The estimate is the sum of
+these seconds ÷ the seconds spent, drafting included:
 
 ```text
 rate(outrider:estimated_plain_decode_seconds_total[5m]) / rate(outrider:measured_decode_seconds_total[5m])

@@ -33,7 +33,7 @@ class Choice:
     finish_reason: FinishReason
     """Why the output ended."""
     stop_reason: int | str | None
-    """The stop string or stop token id that ended the output; otherwise None."""
+    """The stop string or id of the request's own that ended the output; otherwise None, also at the model's end."""
     seed: int
     """The seed; with ``index`` it reproduces the text under the default rule, with speculation on or off."""
     speculation: SpeculationStats

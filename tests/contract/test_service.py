@@ -204,6 +204,16 @@ def test_prompts_alone_get_whole_chunks() -> None:
     assert rows.seen == [(128, 0)]
 
 
+@pytest.mark.parametrize(("most", "spare"), [(2, 14), (3, 6)])
+def test_who_waits_keeps_rows_from_drafts_only_where_another_request_may_run(most: int, spare: int) -> None:
+    made = engine(rows=16, max_running=most, max_rows=16, mixed_prompt_rows=8)
+    for length in (2, 2, 12):  # the third finds no pages in any case
+        ask(made, length, tokens=3)
+    made.step()
+    assert (len(made.scheduler.running), len(made.scheduler.waiting)) == (2, 1)
+    assert made.scheduler._spare_rows() == spare
+
+
 def test_the_automatic_bound_is_for_the_device() -> None:
     assert engine().scheduler._config.mixed_prompt_rows == 12
 

@@ -137,7 +137,16 @@ def test_end_of_sequence_anywhere_in_a_block(place: int, end: int) -> None:
     done = assert_one_end(llm, base, prompt, SamplingParams(max_tokens=24, logprobs=0))
     assert done.token_ids == (*word[:place], end)
     assert done.text == "xyz uvw"[:place]
-    assert (done.finish_reason, done.stop_reason) == (FinishReason.STOP, end)
+    assert (done.finish_reason, done.stop_reason) == (FinishReason.STOP, None)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_end_has_a_reason_only_where_the_request_named_its_id(own: bool) -> None:
+    word = byte_tokenizer().encode("xyz")
+    prompt, llm, base = scripted([*word, END])
+    ids = (word[-1], END) if own else ()
+    done = assert_one_end(llm, base, prompt, SamplingParams(max_tokens=24, stop_token_ids=ids))
+    assert (done.finish_reason, done.stop_reason) == (FinishReason.STOP, word[-1] if own else None)
 
 
 @pytest.mark.parametrize("most", range(1, 13))

@@ -145,11 +145,8 @@ class _Handler(BaseHTTPRequestHandler):
         if file is not None:
             self._send(200, file.body, {**HEADERS, "Content-Type": file.media_type, "ETag": file.etag})
         elif self.path == "/stats" and self._allowed():
-            self._json(200, self.fake.next_stats())
-        elif self.path == "/v1/models" and self._allowed():
-            card = {"id": "SmolLM2-135M", "object": "model", "algorithms": self.fake.algorithms}
-            self._json(200, {"object": "list", "data": [card]})
-        elif self.path not in ("/stats", "/v1/models"):
+            self._json(200, self.fake.next_stats() | {"algorithms": self.fake.algorithms})
+        elif self.path != "/stats":
             self.fake.unknown.append(self.path)
             self._json(404, {"error": {"message": "There is nothing here.", "type": "not_found_error"}})
 

@@ -140,7 +140,7 @@ class Scheduler:
         share, and so does the first that waits: a long prompt would take them all for hundreds of passes.
         """
         prompts = [request for request in self.running if request.pending > 1]
-        others = len(prompts) + (len(self.waiting) > 0 and len(self.running) < self._config.max_running)
+        others = len(prompts) + self._may_admit
         share = rows // others if shared and others else 0
         for request in prompts:
             others -= 1
@@ -225,12 +225,17 @@ class Scheduler:
         best = max(found, key=lambda pair: pair[1], default=None)
         return best if best and best[1] > self._cache.known_rows(request.inputs, most, request.salt) else None
 
+    @property
+    def _may_admit(self) -> bool:
+        """Whether a request waits and another one may run."""
+        return len(self.waiting) > 0 and len(self.running) < self._config.max_running
+
     def _spare_rows(self) -> int:
         """Rows of a pass that drafts may take; never one that another request needs to continue.
 
         One row for every running request and a prompt's chunk for those that wait come first.
         """
-        prompts = bool(self.waiting) or any(request.pending > 1 for request in self.running)
+        prompts = self._may_admit or any(request.pending > 1 for request in self.running)
         chunk = min(self._config.prefill_chunk, self._mixed_rows(len(self.running)))
         reserved = min(chunk, self._config.max_rows // 2) if prompts else 0
         return max(0, self._config.max_rows - len(self.running) - reserved)
@@ -341,8 +346,8 @@ class Scheduler:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
-        request.status, request.finish_reason, request.failure = Status.FINISHED, reason, failure
-        request.times.ended = time.perf_counter()
+        request.times.ended = time.perf_counter()  # before the reason, by which other threads see the end
+        request.status, request.failure, request.finish_reason = Status.FINISHED, failure, reason
         self.ended[reason] += 1
 
 

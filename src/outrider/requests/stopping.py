@@ -43,7 +43,7 @@ class Taken:
     """Text to show now; a possible beginning of a stop string is held back."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    """The stop string or stop token id that ended the output."""
+    """The stop string or id of the request's own that ended the output; None at the model's end-of-sequence token."""
 
 
 class Stopper:
@@ -60,6 +60,7 @@ class Stopper:
         self, params: SamplingParams, end_ids: frozenset[int], budget: int, stream: TokenStream | None
     ) -> None:
         self._stops, self._min_tokens = params.stop, params.min_tokens
+        self._asked_ids = frozenset(params.stop_token_ids)
         self.end_ids, self._budget, self._stream = end_ids, budget, stream
         self._window = max((len(stop) for stop in params.stop), default=1) - 1
         self._tail, self._held, self._count = "", "", 0
@@ -96,7 +97,7 @@ class Stopper:
                 return self._finish(index, shown, FinishReason.LENGTH)
             self._count += 1
             if token in self.end_ids:
-                return self._finish(index + 1, shown, FinishReason.STOP, token)
+                return self._finish(index + 1, shown, FinishReason.STOP, token if token in self._asked_ids else None)
             delta = self._stream.push(token) if self._stream else ""
             if not self.reads_text:
                 shown.append(delta)

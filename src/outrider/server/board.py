@@ -29,6 +29,7 @@ class Board:
             backend=target.backend,
             max_running=desk.max_running,
             version=version("outrider"),
+            algorithms=tuple(desk.algorithms),
         )
         self._exposition = Exposition(self.facts, self.totals, self.requests)
         desk.watcher = self.requests

@@ -46,8 +46,8 @@ def _named(fields: SamplingFields) -> dict[str, tuple[str, Any]]:
     wishes = {f"guided_{kind}": (kind, getattr(fields, f"guided_{kind}")) for kind in _GUIDED}
     if fields.structured_outputs is not None:
         given = fields.structured_outputs.model_dump(by_alias=True)
-        wishes |= {f"structured_outputs.{kind}": (kind, None if value is False else value) for kind, value in given.items()}
-    return {name: wish for name, wish in wishes.items() if wish[1] is not None}
+        wishes |= {f"structured_outputs.{kind}": (kind, value) for kind, value in given.items() if value is not False}
+    return {name: (kind, value) for name, (kind, value) in wishes.items() if value is not None}
 
 
 def _of_format(asked: ResponseFormat) -> Grammar | None:

@@ -21,3 +21,5 @@ class ServerFacts:
     """Most running requests."""
     version: str
     """Version of Outrider."""
+    algorithms: tuple[str, ...] = ()
+    """All drafting methods that requests may choose."""

@@ -1,6 +1,5 @@
 // Puts the page together.
 
-import { getJson } from "./api.js";
 import { Chat } from "./chat.js";
 import { byId } from "./dom.js";
 import { History } from "./history.js";
@@ -33,18 +32,16 @@ new Poll((stats) => {
   showServed(stats);
 });
 
-/** Which algorithms there are, the list of models says; it is asked again when another model is served. */
 let served = null;
 
-async function showServed({ model, algorithm, backend, algorithms }) {
+function showServed({ model, algorithm, backend, algorithms }) {
   const told = [model, algorithm, backend].filter(Boolean).join(" · ");
   if (told === served) return;
   served = told;
   byId("served").textContent = told;
   byId("served").title = told;
   document.title = model ? `${model} · Outrider` : "Outrider";
-  const models = algorithms ? null : await getJson("v1/models").catch(() => null);
-  settings.offerAlgorithms(algorithms ?? models?.data?.[0]?.algorithms ?? []);
+  settings.offerAlgorithms(algorithms);
 }
 
 function setUpShade() {
