@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))  # a test loads this file by its path
 
+import server_results
 from peer_results import gains, peers, speeds_picture, summary
 
 from outrider.bench.figures import times
@@ -186,6 +187,11 @@ KINDS = (
     Kind("Memory", "runs", memory),
     Kind("Loading", "median_seconds", loads),
     Kind("A busy core", "busy_core", busy_core),
+    Kind("Throughput of a server", "medians", server_results.throughput),
+    Kind("Latency of a server", "first_token", server_results.latency),
+    Kind("Prefix hits of a server", "possible", server_results.hits),
+    Kind("Cost of the front end", "streams", server_results.front_end),
+    Kind("Soak", "exit_code", server_results.soak),
 )
 """In the order of the page."""
 

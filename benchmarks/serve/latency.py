@@ -66,6 +66,7 @@ def main() -> int:
     result: dict[str, Any] = {
         "command": shlex.join(["python", "benchmarks/serve/latency.py", *map(shown, sys.argv[1:])]),
         "model": Path(wishes.model).name,
+        "builds": servers.builds(wishes),
         "prompts": workload.prompt_facts(wishes, prompts),
     }
     with servers.running(servers.chosen_arms(wishes, wishes.streams + 2)) as up:

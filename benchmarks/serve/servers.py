@@ -60,7 +60,11 @@ class Arm:
     def facts(self) -> dict[str, Any]:
         """What ran, for results; folders are left out."""
         shown = [Path(part).name if part.startswith("/") else part for part in self.command]
-        return {"command": shlex.join(shown) or self.base, "version": self.version, "extra": dict(self.extra)}
+        return {
+            "command": shlex.join(shown) or self.base,
+            "version": self.version,
+            "extra": dict(self.extra),
+        }
 
 
 class Server:
@@ -236,17 +240,22 @@ def llama_arm(wishes: argparse.Namespace, clients: int) -> Arm:
     flags = [part for pair in options.items() for part in pair]
     binary = str(wishes.llama_server.expanduser())
     command = (binary, *flags, *wishes.llama_args)
-    return Arm(f"llama-server -np {clients}", command, _llama_version(binary), unshared={"cache_prompt": False})
-
-
-def _llama_version(binary: str) -> str:
-    try:
-        told = json.loads((Path(binary).parent / "build.json").read_text(encoding="utf-8"))["package"]
-    except (OSError, ValueError, KeyError):
-        told = ""
     said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False)
     version = (said.stdout + said.stderr).strip().splitlines()
-    return ", ".join(part for part in (told, version[0] if version else "") if part)
+    known = ", ".join(part for part in (_build(binary).get("package", ""), version[0] if version else "") if part)
+    return Arm(f"llama-server -np {clients}", command, known, unshared={"cache_prompt": False})
+
+
+def builds(wishes: argparse.Namespace) -> dict[str, Any]:
+    """How the programs of other projects were built, by name."""
+    return {"llama-server": _build(str(wishes.llama_server.expanduser()))} if "llama" in wishes.servers else {}
+
+
+def _build(binary: str) -> dict[str, Any]:
+    """What ``build_llama_server.py`` wrote beside its binary; nothing for another one."""
+    file = Path(binary).parent / "build.json"
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return found
 
 
 def free_port() -> int:

@@ -47,6 +47,7 @@ def main() -> int:
     result = {
         "command": shlex.join(["python", "benchmarks/serve/throughput.py", *map(shown, sys.argv[1:])]),
         "model": Path(wishes.model).name,
+        "builds": servers.builds(wishes),
         "prompts": workload.prompt_facts(wishes, prompts),
         "max_tokens": wishes.max_tokens,
         "arms": arms,
@@ -66,7 +67,7 @@ def numbers(text: str) -> list[int]:
 
 def shown(argument: str) -> str:
     """An argument for results: files without their folders."""
-    return Path(argument).name if argument.startswith(("/", "~")) else argument
+    return Path(argument).name if argument.startswith(("/", "~", ".")) else argument
 
 
 def measure(
