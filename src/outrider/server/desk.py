@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -100,7 +101,7 @@ class Ticket:
 
 def _names(given: str) -> tuple[str, ...]:
     """What clients may call a model: its hub id, or its file's or folder's name, which says nothing of where it is."""
-    name = Path(given).name
+    name = Path(os.path.abspath(given)).name  # noqa: PTH100 - "." has no name, and links keep their own
     return (name,) if Path(given).exists() or given.count("/") != 1 else (given, name)
 
 
@@ -132,6 +133,8 @@ class Desk:
             llm.tokenizer.literal_text.prepare()  # a second in which nobody else would be answered
         self.names = settings.served_names or _names(llm.name)
         """Names of the model for clients."""
+        self._place = llm.name if os.sep in llm.name else self.names[0]
+        """What errors must not say; a bare name tells no place, and may be part of any word."""
         self.algorithm = llm.drafter_config.method
         """The server's own drafting method."""
         self.algorithms = llm.engine.drafting.methods
@@ -167,7 +170,8 @@ class Desk:
             return await asyncio.get_running_loop().run_in_executor(self._readers, work)
         except OutriderError as error:
             kind = RequestError if isinstance(error, ModelError) else type(error)  # such as: no chat template
-            raise kind(str(error).replace(self.llm.name, self.names[0])) from error
+            told = str(error).replace(self._place, self.names[0])
+            raise kind(told, param=error.param, code=error.code) from error
 
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not served; None is whichever is.

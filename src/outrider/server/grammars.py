@@ -46,7 +46,9 @@ def _named(fields: SamplingFields) -> dict[str, tuple[str, Any]]:
     wishes = {f"guided_{kind}": (kind, getattr(fields, f"guided_{kind}")) for kind in _GUIDED}
     if fields.structured_outputs is not None:
         given = fields.structured_outputs.model_dump(by_alias=True)
-        wishes |= {f"structured_outputs.{kind}": (kind, None if value is False else value) for kind, value in given.items()}
+        wishes |= {
+            f"structured_outputs.{kind}": (kind, None if value is False else value) for kind, value in given.items()
+        }
     return {name: wish for name, wish in wishes.items() if wish[1] is not None}
 
 
