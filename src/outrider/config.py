@@ -202,13 +202,17 @@ class SpeculationDefault:
     def __post_init__(self) -> None:
         """Check types and bounds."""
         if not isinstance(self.enabled, bool):
-            raise ConfigError(f"speculation: enabled must be True or False, not {self.enabled!r}")
+            raise ConfigError(f"speculation: enabled must be True or False, not {self.enabled!r}", param="enabled")
         if not (self.algorithm is None or isinstance(self.algorithm, str)):
-            raise ConfigError(f"speculation: algorithm must be the name of a method or None, not {self.algorithm!r}")
+            raise ConfigError(
+                f"speculation: algorithm must be the name of a method or None, not {self.algorithm!r}",
+                param="algorithm",
+            )
         most = self.max_draft_tokens
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise ConfigError(
-                f"speculation: max_draft_tokens must be at least 1 or None, not {most!r}; enabled=False stops drafting"
+                f"speculation: max_draft_tokens must be at least 1 or None, not {most!r}; enabled=False stops drafting",
+                param="max_draft_tokens",
             )
         object.__setattr__(self, "algorithm", self.algorithm and self.algorithm.lower().replace("-", "_"))
 

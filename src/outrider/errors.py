@@ -2,7 +2,17 @@
 
 
 class OutriderError(Exception):
-    """Base class of all errors that Outrider raises on purpose; the command line exits with code 2."""
+    """Base class of all errors that Outrider raises on purpose; the command line exits with code 2.
+
+    Args:
+        message: one sentence.
+        param: the parameter or option that is wrong, for programs; None if it is no single one.
+        code: OpenAI's word for the kind of error, for programs; None if there is none.
+    """
+
+    def __init__(self, message: str = "", *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param, self.code = param, code
 
 
 class ConfigError(OutriderError, ValueError):

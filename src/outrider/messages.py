@@ -13,6 +13,7 @@ Message = Mapping[str, Any]
 Messages = str | Message | Sequence[Message]
 """A conversation; a text is one user message."""
 Tool = Mapping[str, Any] | Callable[..., Any]
+_MESSAGES, _TOOLS = "messages", "tools"
 
 
 def read_conversations(given: Any) -> tuple[list[list[dict[str, Any]]], bool]:
@@ -32,7 +33,7 @@ def read_conversations(given: Any) -> tuple[list[list[dict[str, Any]]], bool]:
     if isinstance(given, Mapping) or hasattr(given, "model_dump"):
         return [[_message(given, "the message")]], False
     if isinstance(given, (bytes, bytearray)) or not isinstance(given, Iterable):
-        raise RequestError(f"a conversation must be a text or a list of messages, not {given!r}")
+        raise RequestError(f"a conversation must be a text or a list of messages, not {given!r}", param=_MESSAGES)
     items = list(given)
     if items and all(isinstance(item, (list, tuple)) for item in items):
         return [_conversation(item, f"messages[{place}]") for place, item in enumerate(items)], True
@@ -61,7 +62,8 @@ def read_template(
         RequestError: a value has the wrong type.
     """
     if not isinstance(further or {}, Mapping) or not all(isinstance(name, str) for name in further or ()):
-        raise RequestError(f"chat_template_kwargs must be a dict of names and values, not {further!r}")
+        told = f"chat_template_kwargs must be a dict of names and values, not {further!r}"
+        raise RequestError(told, param="chat_template_kwargs")
     begins = not continue_final_message if add_generation_prompt is None else add_generation_prompt
     return {
         "tools": _tools(tools),
@@ -75,17 +77,19 @@ def _tools(given: Any) -> list[Any] | None:
     if given is None:
         return None
     if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
-        raise RequestError(f"tools must be a list of functions or of dicts with a JSON schema, not {given!r}")
+        told = f"tools must be a list of functions or of dicts with a JSON schema, not {given!r}"
+        raise RequestError(told, param=_TOOLS)
     tools = list(given)
     for place, tool in enumerate(tools):
         if not isinstance(tool, Mapping) and not callable(tool):
-            raise RequestError(f"tools[{place}] must be a function or a dict with a JSON schema, not {tool!r}")
+            told = f"tools[{place}] must be a function or a dict with a JSON schema, not {tool!r}"
+            raise RequestError(told, param=_TOOLS)
     return tools or None
 
 
 def _conversation(given: Sequence[Any], name: str) -> list[dict[str, Any]]:
     if not given:
-        raise RequestError(f"{name} is empty; give it at least one message")
+        raise RequestError(f"{name} is empty; give it at least one message", param=_MESSAGES)
     return [_message(item, f"{name}[{place}]") for place, item in enumerate(given)]
 
 
@@ -93,14 +97,15 @@ def _message(given: Any, name: str) -> dict[str, Any]:
     if hasattr(given, "model_dump"):  # an object of OpenAI's client
         given = given.model_dump(exclude_none=True)
     if not isinstance(given, Mapping):
-        raise RequestError(f"{name} must be a dict with role and content, not {given!r}")
+        raise RequestError(f"{name} must be a dict with role and content, not {given!r}", param=_MESSAGES)
     message = dict(given)
     if not isinstance(message.get("role"), str):
-        raise RequestError(f"{name} has no role; give it one, such as user or assistant")
+        raise RequestError(f"{name} has no role; give it one, such as user or assistant", param=_MESSAGES)
     if message.get("tool_calls"):
         message["tool_calls"] = [_tool_call(call, name) for call in message["tool_calls"]]
     elif not isinstance(message.get("content"), (str, list, tuple)):
-        raise RequestError(f"{name} must have a text or a list of parts as content, not {message.get('content')!r}")
+        told = f"{name} must have a text or a list of parts as content, not {message.get('content')!r}"
+        raise RequestError(told, param=_MESSAGES)
     return message
 
 
@@ -111,6 +116,7 @@ def _tool_call(given: Any, name: str) -> Any:
         return given
     try:
         arguments = json.loads(function["arguments"] or "{}")
-    except ValueError as error:
-        raise RequestError(f"{name} calls {function.get('name')!r} with arguments that are not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        told = f"{name} calls {function.get('name')!r} with arguments that are not JSON: {error}"
+        raise RequestError(told, param=_MESSAGES) from None
     return {**given, "function": {**function, "arguments": arguments}}

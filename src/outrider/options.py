@@ -80,10 +80,10 @@ def check_options(config: Any) -> None:
         wanted = (int, float) if isinstance(item.default, float) else int
         if isinstance(value, bool) or not isinstance(value, wanted):
             kind = "a number" if isinstance(item.default, float) else "a whole number"
-            raise ConfigError(f"{config.method}: {item.name} must be {kind}, not {value!r}")
+            raise ConfigError(f"{config.method}: {item.name} must be {kind}, not {value!r}", param=item.name)
         if not low <= value <= (math.inf if high is None else high):
             bounds = f"at least {low:g}" + ("" if high is None else f" and at most {high:g}")
-            raise ConfigError(f"{config.method}: {item.name} must be {bounds}, not {value!r}")
+            raise ConfigError(f"{config.method}: {item.name} must be {bounds}, not {value!r}", param=item.name)
 
 
 def roles_of(config: Any) -> dict[Role, dataclasses.Field[Any]]:

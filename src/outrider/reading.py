@@ -87,7 +87,10 @@ class Reader:
         return in_tokens(params, self._known)
 
     def _written(self, conversation: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> list[int]:
-        return self._tokenizer.encode_chat(conversation, **told)
+        try:
+            return self._tokenizer.encode_chat(conversation, **told)
+        except RecursionError:
+            raise RequestError("the messages are nested too deeply; make them flatter", param="messages") from None
 
     @property
     def _tokenizer(self) -> Tokenizer:

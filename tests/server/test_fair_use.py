@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from raw_http import soon
 from serving import Served, serving, tiny_llm
 
 from outrider import LLM
+from outrider.server.limits import Keys
 
 KEYS = ("one-key", "other-key")
 
@@ -37,13 +39,41 @@ def test_where_keys_share_a_server_none_may_hurry(llm: LLM) -> None:
 
 def test_a_full_server_reads_no_prompt(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(llm, max_waiting=0) as served, served.client() as client:
-        monkeypatch.setattr(served.desk, "open", served.desk.max_running)
         monkeypatch.setattr(type(served.desk), "read", unread)
-        told = asked(client)
+        with served.desk.admitted(served.desk.max_running, None):
+            told = asked(client)
         assert told.status_code == 429
         assert int(told.headers["retry-after"]) >= 1
         monkeypatch.undo()
         assert asked(client).status_code == 200
+
+
+def test_no_key_locks_the_others_out(llm: LLM) -> None:
+    """A key that has filled the server gets no more, and each other one gets its equal share."""
+    owners = Keys(KEYS)
+    with serving(llm, api_keys=KEYS, max_waiting=4) as served, served.client() as client:
+        desk, most = served.desk, served.desk.max_running + 4
+        one, other = (owners.tenant(key) for key in KEYS)
+        with desk.admitted(most, one):
+            assert asked(client, KEYS[0]).status_code == 429
+            assert asked(client, KEYS[1]).status_code == 200
+            with desk.admitted(most // 2, other):
+                assert desk.open == most + most // 2
+                assert asked(client, KEYS[1]).status_code == 429
+            assert asked(client, KEYS[1]).status_code == 200
+        assert asked(client, KEYS[0]).status_code == 200
+        assert soon(served.idle)
+
+
+@pytest.mark.parametrize("keys", [(), KEYS[:1]])
+def test_a_key_alone_has_the_whole_server(llm: LLM, keys: tuple[str, ...]) -> None:
+    with serving(llm, api_keys=keys, max_waiting=4) as served, served.client() as client:
+        most = served.desk.max_running + 4
+        tenant = Keys(keys).tenant(KEYS[0])
+        with served.desk.admitted(most - 1, tenant):
+            assert asked(client).status_code == 200
+            with served.desk.admitted(1, tenant):
+                assert asked(client).status_code == 429
 
 
 def unread(*arguments: object) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 import time
@@ -179,6 +180,21 @@ def test_lengths_that_are_none(tight: Served, length: str) -> None:
     refused(tight, f"{head}Content-Length: {length}\r\n\r\n{{}}".encode(), 400)
 
 
+@pytest.mark.parametrize("depth", [1, 100, 300, 450, 700, 900, 960, 990, 1100, 5000, 100_000])
+@pytest.mark.parametrize("ends", ["", "]"])
+def test_arguments_of_calls_of_any_depth(roomy: Served, depth: int, ends: str) -> None:
+    """They are JSON within a text, which the reader of bodies does not see."""
+    call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "[" * depth + ends * depth}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    with roomy.client() as client:
+        told = client.post("/v1/chat/completions", json=CHAT | {"messages": [*CHAT["messages"], said]})
+    assert told.status_code == (200 if ends and depth <= 100 else told.status_code)
+    assert told.status_code == (400 if not ends or depth >= 5000 else told.status_code)
+    if told.status_code != 200:
+        assert told.status_code == 400
+        assert error_of(told.text)["param"] == "messages"
+
+
 # HTTP
 
 
@@ -345,14 +361,16 @@ def test_clients_that_do_not_read_a_short_answer(tight: Served) -> None:
 # Connections
 
 
-def test_more_connections_than_there_may_be(llm: LLM) -> None:
-    with serving(llm, max_connections=4) as served:
+def test_more_connections_than_there_may_be(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="outrider.server"), serving(llm, max_connections=4) as served:
         idle = [connected(served.port) for _ in range(6)]
         assert soon(lambda: len(served.server.server_state.connections) == 6)
         for _ in range(3):
             status, headers, body = asked(served.port, request("/v1/completions", WISH, "Connection: close"))
             assert status == 503
             assert int(headers["retry-after"]) > 0
+            assert headers["x-request-id"]
+            assert headers["x-content-type-options"] == "nosniff"
             assert error_of(body)["code"] == "overloaded"
         assert asked(served.port, request("/health", None, "Connection: close", method="GET"))[0] == 200
         for connection in idle:
@@ -360,6 +378,10 @@ def test_more_connections_than_there_may_be(llm: LLM) -> None:
         assert soon(lambda: not served.server.server_state.connections)
         with served.client() as client:
             assert client.post("/v1/completions", json=WISH).status_code == 200
+            counts = client.get("/metrics").text
+        assert sum("503" in line and "overloaded" in line for line in caplog.messages) == 3
+        assert re.search(r'refused_requests_total\{code="overloaded".*\} 3', counts)
+        assert re.search(r'http_requests_total\{.*status="503".*\} 3', counts)
 
 
 def test_pipelined_requests_are_answered_in_order_and_have_a_bound(roomy: Served) -> None:

@@ -523,6 +523,24 @@ def test_a_failure_in_a_stream_is_an_error_of_the_client(served: Served, ai: ope
     assert becomes_idle(served)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_request_that_used_its_time_is_not_sent_again(served: Served, model: str, streamed: bool) -> None:
+    """With the client's own number of retries: the answer would take as long once more."""
+    sent = list[httpx.Request]()
+    http = httpx.Client(trust_env=False, event_hooks={"request": [sent.append]})
+    with client_of(served, max_retries=openai.DEFAULT_MAX_RETRIES, http_client=http) as client:
+        with pytest.raises(openai.APIError) as refused:
+            more: Any = {"ignore_eos": True, "timeout": 0.05}
+            list(
+                client.completions.create(
+                    model=model, prompt="the", max_tokens=480, n=8, stream=streamed, extra_body=more
+                )
+            )
+        assert refused.value.code == "timeout"
+        assert len(sent) == 1
+    assert becomes_idle(served)
+
+
 @pytest.mark.parametrize("how", ["close", "break", "timeout", "cancel"])
 def test_who_leaves_is_cancelled_in_the_engine(served: Served, ai: openai.OpenAI, model: str, how: str) -> None:
     wish: dict[str, Any] = {"model": model, "messages": MESSAGES, **LONG}

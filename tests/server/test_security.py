@@ -282,12 +282,22 @@ def test_pages_of_sites_that_are_let_in(llm: LLM) -> None:
         assert told.status_code == 200
         assert told.headers["access-control-allow-origin"] == good
         assert "access-control-allow-credentials" not in told.headers
+        many = "authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainless-retry-count,x-request-id"
+        told = client.options(
+            "/v1/completions", headers={"Origin": good, **asks, "Access-Control-Request-Headers": many}
+        )
+        assert told.status_code == 200, "OpenAI's client for pages asks for these"
+        assert set(many.split(",")) <= {
+            name.strip() for name in told.headers["access-control-allow-headers"].split(",")
+        }
         told = client.options("/v1/completions", headers={"Origin": evil, **asks})
         assert "access-control-allow-origin" not in told.headers
         for headers, status in ((bearing(ONE), 200), ({}, 401)):
             told = client.post("/v1/completions", json=WISH, headers={"Origin": good, **headers})
             assert told.status_code == status
             assert told.headers["access-control-allow-origin"] == good
+            read = {name.strip().lower() for name in told.headers["access-control-expose-headers"].split(",")}
+            assert {"x-request-id", "retry-after", "x-should-retry"} <= read
             told = client.post("/v1/completions", json=WISH, headers={"Origin": evil, **headers})
             assert "access-control-allow-origin" not in told.headers
 

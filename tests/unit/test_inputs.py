@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections import UserDict
 from collections.abc import Callable, Sequence
@@ -247,6 +248,78 @@ def test_scalars_of_numpy_and_torch_are_numbers(name: str) -> None:
 def test_none_is_the_default_of_every_parameter_that_has_no_none_of_its_own(name: str) -> None:
     params = SamplingParams(**{name: None})
     assert getattr(params, name) == (None if name == "max_tokens" else getattr(SamplingParams(), name))
+
+
+WRONG: tuple[Any, ...] = (
+    -3,
+    -0.5,
+    1e40,
+    float("nan"),
+    True,
+    "",
+    "x",
+    (),
+    (-1,),
+    ("",),
+    [[]],
+    {"x": 1},
+    {1: "x"},
+    {1: 1e40},
+    object(),
+)
+"""Values that are wrong for some parameter; together they meet every check."""
+
+
+@pytest.mark.parametrize("name", [item.name for item in fields(SamplingParams)])
+def test_an_error_about_a_parameter_names_it_to_programs(name: str) -> None:
+    """No caller has to read the sentence."""
+    refused = 0
+    for value in WRONG:
+        try:
+            SamplingParams(**{name: value})
+        except ConfigError as error:
+            refused += 1
+            assert error.param == name, str(error)
+    assert refused > 1
+
+
+def test_an_error_that_two_parameters_make_names_one() -> None:
+    with pytest.raises(ConfigError) as refused:
+        SamplingParams(min_tokens=3, max_tokens=2)
+    assert refused.value.param == "min_tokens"
+    with pytest.raises(ConfigError) as refused:
+        SamplingParams(temperature=1e-9)
+    assert refused.value.param == "temperature"
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"logit_bias": {10**6: 1.0}},
+        {"stop_token_ids": [10**6]},
+        {"allowed_token_ids": [10**6]},
+        {"bad_words": [[10**6]]},
+        {"prediction": [10**6]},
+        {"algorithm": "crystal"},
+    ],
+)
+def test_an_error_of_the_engine_names_its_parameter(wish: dict[str, Any], llm: LLM) -> None:
+    with pytest.raises(ConfigError) as refused:
+        llm.generate("the hat", max_tokens=3, **wish)
+    assert [refused.value.param] == [*wish]
+
+
+@pytest.mark.parametrize(("ids", "code"), [([], None), ([5] * 10_000, "context_length_exceeded"), ([10**6], None)])
+def test_an_error_about_the_prompt_names_it(ids: list[int], code: str | None, llm: LLM) -> None:
+    with pytest.raises(RequestError) as refused:
+        llm.generate([ids], max_tokens=3)
+    assert (refused.value.param, refused.value.code) == ("prompt", code)
+
+
+def test_errors_keep_what_they_name_on_their_way_to_other_processes() -> None:
+    for kind in (ConfigError, RequestError, OutriderError):
+        copy = pickle.loads(pickle.dumps(kind("a sentence", param="seed", code="a_code")))
+        assert (type(copy), str(copy), copy.param, copy.code) == (kind, "a sentence", "seed", "a_code")
 
 
 def test_a_top_k_of_minus_one_keeps_all() -> None:

@@ -99,7 +99,27 @@ class TestLines:
         assert (line.accepted, line.tested, line.rounds) == (accepted, tested, sum(r.stats.rounds for r in requests))
         assert line.acceptance_rate == pytest.approx(accepted / tested, abs=1e-4)
         assert f"ngram: {accepted} of {tested} tested drafts accepted" in str(line)
-        assert line.figures["engine_ids"] == "r1 r2"
+        assert line.figures["engine_ids"] == "r1 to r2"
+
+    @pytest.mark.parametrize("n", [1, 2, 34, 400])
+    def test_a_line_has_room_for_any_number_of_outputs(self, n: int) -> None:
+        llm = LLM.from_model(tiny_model(), speculation="ngram")
+        call = llm.driver.submit([([5, 6], SamplingParams(max_tokens=1, n=n))])
+        while llm.driver.wait(call):
+            pass
+        figures = LINE.with_outputs(call.requests, "ngram").figures
+        assert figures["engine_ids"] == ("r1" if n == 1 else f"r1 to r{n}")
+        assert "[hidden]" not in figures.values()
+
+    @pytest.mark.parametrize("asked", [{}, {"algorithm": "ngram"}, {"algorithm": "suffix"}])
+    def test_a_line_names_the_method_that_served(self, asked: dict[str, str]) -> None:
+        llm = LLM.from_model(tiny_model(), speculation="ngram", algorithms=["suffix"])
+        call = llm.driver.submit([([5, 6, 7, 8] * 6, SamplingParams(max_tokens=30, ignore_eos=True, **asked))])
+        while llm.driver.wait(call):
+            pass
+        line = LINE.with_outputs(call.requests, "ngram")
+        assert line.algorithm == asked.get("algorithm", "ngram")
+        assert f"{line.algorithm}: {line.accepted} of " in str(line)
 
     @FORMS
     def test_lines_of_uvicorn_have_the_same_form(self, as_json: bool) -> None:
@@ -228,6 +248,14 @@ def application(metrics: RequestMetrics) -> AccessLog:
         request.state.code = "unknown_model"
         return PlainTextResponse(name, status_code=404)
 
+    @app.get("/late")
+    async def late(request: Request) -> PlainTextResponse:
+        request.state.code = "timeout"
+        request.state.requests = (
+            LLM.from_model(tiny_model()).driver.submit([([5], SamplingParams(max_tokens=1))]).requests
+        )
+        return PlainTextResponse("", status_code=408)
+
     @app.get("/stream")
     async def stream() -> StreamingResponse:
         async def parts() -> Any:
@@ -277,6 +305,12 @@ class TestAccess:
         assert log.objects[0]["request_id"] == "req-7"
         assert log.objects[1]["code"] == "unknown_model"
         assert "cret" not in log.text
+
+    def test_what_the_engine_had_taken_was_not_refused(self) -> None:
+        log, metrics = self.ask(("GET", "/late"), ("GET", "/models/x"))
+        assert metrics.answers == {("GET", "/late", 408): 1, ("GET", "/models/{name}", 404): 1}
+        assert [line["code"] for line in log.objects] == ["timeout", "unknown_model"]
+        assert metrics.refusals == {"unknown_model": 1}
 
     def test_failures_are_errors_without_texts(self) -> None:
         log, metrics = self.ask(("GET", "/broken"), ("GET", "/stream"))

@@ -436,6 +436,18 @@ def test_two_calls_survive_the_bursts_of_a_round(name: str, unit: str, size: int
     assert len(deltas[0]) >= len(text) // 30 // size
 
 
+@pytest.mark.parametrize("half", ["\\ud800", "\\udfff", "a\\udc00b", "\\ud83d\\ud83d"])
+@pytest.mark.parametrize("name", TWO_CALLS)
+def test_half_a_surrogate_pair_leaves_the_parser_in_no_part(name: str, half: str) -> None:
+    """JSON can spell it, and no answer can be sent with it."""
+    answer, text = TWO_CALLS[name]
+    for spelled in ("weather", "arguments", "parameters", "city", "Zürich"):
+        for size in (1, 1000):
+            for part in read(answer, by(size, text.replace(spelled, half))):
+                str(getattr(part, "name", "")).encode()
+                str(getattr(part, "text", "")).encode()
+
+
 def test_nothing_is_held_back_but_what_may_begin_a_marker() -> None:
     parser = HERMES_FORM.parser()
     assert parser.push("Hello ") == [Content("Hello ")]

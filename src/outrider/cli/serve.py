@@ -67,6 +67,8 @@ class ServerFlags:
     """Longest time that a client may stop reading; then it is disconnected."""
     drain_seconds: Annotated[float, Parameter(metavar="N", group=MORE_SERVER)] = _DEFAULT.drain_seconds
     """Longest time that open requests get after SIGTERM."""
+    stall_seconds: Annotated[float, Parameter(metavar="N", group=MORE_SERVER)] = _DEFAULT.stall_seconds
+    """Longest time for one pass; while one takes longer, /ready answers 503."""
     share_cache: Annotated[bool, Parameter(negative="", group=MORE_SERVER)] = False
     """Let requests with different keys share prefixes."""
     traces_endpoint: Annotated[str | None, Parameter(metavar="URL", group=MORE_SERVER)] = None
@@ -93,6 +95,7 @@ class ServerFlags:
             receive_seconds=self.receive_seconds,
             send_seconds=self.send_seconds,
             drain_seconds=self.drain_seconds,
+            stall_seconds=self.stall_seconds,
             cors_origins=self.cors_origin,
             traces_endpoint=self.traces_endpoint,
             log_json=self.log_json,

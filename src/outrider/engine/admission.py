@@ -6,7 +6,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from outrider.errors import ConfigError, RequestError, counted
 from outrider.requests.request import Request
@@ -16,6 +16,9 @@ from outrider.sampling.sampler import RequestSampler
 
 if TYPE_CHECKING:
     from outrider.models.files.tokenizer import Tokenizer
+
+TOO_LONG: Final = "context_length_exceeded"
+"""The code of errors about a prompt that leaves no room in the context."""
 
 
 def admit(
@@ -96,7 +99,7 @@ def bad_word_ids(words: Sequence[Sequence[int] | str], tokenizer: Tokenizer) -> 
         spelled = [word] if not isinstance(word, str) else [tokenizer.encode(s, False) for s in (bare, f" {bare}")]
         found |= {tuple(ids): None for ids in spelled if ids}
         if not any(spelled):
-            raise ConfigError(f"bad_words names {word!r}, which is no token of this model")
+            raise ConfigError(f"bad_words names {word!r}, which is no token of this model", param="bad_words")
     return tuple(found)
 
 
@@ -127,13 +130,17 @@ def _check(
 ) -> None:
     check_token_ids(params, vocabulary)
     if params.stop and tokenizer is None:
-        raise ConfigError("stop needs text, but this model was given without a tokenizer; use stop_token_ids")
+        raise ConfigError(
+            "stop needs text, but this model was given without a tokenizer; use stop_token_ids", param="stop"
+        )
     if not prompt:
-        raise RequestError("the prompt is empty; give it at least one token")
+        raise RequestError("the prompt is empty; give it at least one token", param="prompt")
     outputs = 1 if params.max_tokens is None else min(1, params.max_tokens)
     if len(prompt) + outputs > longest:
         told = f"the prompt has {counted(len(prompt), 'token')}"
-        raise RequestError(f"{told}, but the context holds {longest} and the output needs one; shorten it")
+        told += f", but the context holds {longest} and the output needs one; shorten it"
+        raise RequestError(told, param="prompt", code=TOO_LONG)
     for token in prompt:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary:
-            raise RequestError(f"the prompt holds token id {token!r}, but the model has ids 0 to {vocabulary - 1}")
+            told = f"the prompt holds token id {token!r}, but the model has ids 0 to {vocabulary - 1}"
+            raise RequestError(told, param="prompt")

@@ -44,7 +44,8 @@ class Drafting:
             ConfigError: listing the loaded ones.
         """
         if name is not None and name not in self.methods:
-            raise ConfigError(f"algorithm: {name!r} is not loaded in this engine, which has: {', '.join(self.methods)}")
+            told = f"algorithm: {name!r} is not loaded in this engine, which has: {', '.join(self.methods)}"
+            raise ConfigError(told, param="algorithm")
 
     @property
     def switched_off(self) -> dict[tuple[str, str], int]:

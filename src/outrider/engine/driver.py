@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
@@ -72,6 +73,12 @@ class Driver:
     def closed(self) -> bool:
         """Whether the driver is closed."""
         return self._closing
+
+    @property
+    def round_seconds(self) -> float:
+        """Seconds that the round which is running has taken so far; 0 between rounds."""
+        began = self._loop.began  # once: the other thread sets it to None
+        return 0.0 if began is None else time.monotonic() - began
 
     def post(self, wishes: Iterable[RequestSpec], *, ends_only: bool = False) -> Call:
         """Queue completions without waiting; all of them start before the next round, or none.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -48,6 +49,8 @@ class EngineLoop:
         """What a round raised and no caller has received yet."""
         self.runner: int | None = None
         """The thread that is running a round."""
+        self.began: float | None = None
+        """When the round began that is running, by ``time.monotonic``; None between rounds."""
         self.torch_threads = torch.get_num_threads()
         """Torch's number of threads, which torch keeps per thread of the program."""
         self._outbox: list[tuple[Call, Event]] = []
@@ -62,13 +65,13 @@ class EngineLoop:
     def turn(self, command: Command = nothing) -> list[Progress]:
         """Execute all commands, then run a round if one is due."""
         progress: list[Progress] = []
-        self.runner = threading.get_ident()
+        self.runner, self.began = threading.get_ident(), time.monotonic()
         try:
             self._obey(command)
             if self.due:
                 progress = self._round()
         finally:
-            self.runner = None
+            self.runner = self.began = None
         return progress
 
     def settle(self) -> None:

@@ -29,7 +29,7 @@ class SamplingParams:
     Numbers may be scalars of numpy or torch.  A field given as None has its default.
 
     Raises:
-        ConfigError: a value is out of range or has the wrong type; the message names the field.
+        ConfigError: a value is out of range or has the wrong type; message and ``param`` name the field.
     """
 
     temperature: float = 0.0
@@ -119,7 +119,10 @@ class SamplingParams:
             ConfigError: it is still text.
         """
         if isinstance(self.prediction, str):
-            raise ConfigError("prediction as text needs a tokenizer, which this model does not have; give token ids")
+            raise ConfigError(
+                "prediction as text needs a tokenizer, which this model does not have; give token ids",
+                param="prediction",
+            )
         return self.prediction or ()
 
     @property
@@ -131,7 +134,9 @@ class SamplingParams:
         """
         words = tuple(word for word in self.bad_words if not isinstance(word, str))
         if len(words) < len(self.bad_words):
-            raise ConfigError("bad_words as text need a tokenizer, which this model does not have; give token ids")
+            raise ConfigError(
+                "bad_words as text need a tokenizer, which this model does not have; give token ids", param="bad_words"
+            )
         return words
 
     def __repr__(self) -> str:
@@ -186,7 +191,7 @@ def _read_items(name: str, value: Any) -> tuple[Any, ...]:
     try:
         return tuple(listed(value))
     except TypeError:
-        raise ConfigError(f"{name} must be a sequence, not {value!r}") from None
+        raise ConfigError(f"{name} must be a sequence, not {value!r}", param=name) from None
 
 
 def _read_words(name: str, value: Any) -> tuple[tuple[int, ...] | str, ...]:
@@ -194,7 +199,7 @@ def _read_words(name: str, value: Any) -> tuple[tuple[int, ...] | str, ...]:
     try:
         return tuple(word if isinstance(word, str) else tuple(listed(word)) for word in words)
     except TypeError:
-        raise ConfigError(f"{name} must hold texts or sequences of token ids, not {value!r}") from None
+        raise ConfigError(f"{name} must hold texts or sequences of token ids, not {value!r}", param=name) from None
 
 
 def _read_top_k(name: str, value: Any) -> Any:
@@ -203,7 +208,7 @@ def _read_top_k(name: str, value: Any) -> Any:
 
 def _read_switch(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ConfigError(f"{name} must be True or False, not {value!r}")
+        raise ConfigError(f"{name} must be True or False, not {value!r}", param=name)
     return value
 
 
@@ -213,46 +218,51 @@ def _read_prediction(name: str, value: Any) -> str | tuple[Any, ...]:
     try:
         return tuple(listed(value))
     except TypeError:
-        raise ConfigError(f"{name} must be a text or token ids, not {value!r}") from None
+        raise ConfigError(f"{name} must be a text or token ids, not {value!r}", param=name) from None
 
 
 def _read_speculate(name: str, value: Any) -> bool | None:
     if isinstance(value, str) and value == "auto":
         return None
     if not isinstance(value, bool):
-        raise ConfigError(f"{name} must be True, False, or None for the engine's default, not {value!r}")
+        raise ConfigError(f"{name} must be True, False, or None for the engine's default, not {value!r}", param=name)
     return value
 
 
 def _read_algorithm(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"{name} must be the name of a drafting method, or None for the engine's own, not {value!r}")
+        raise ConfigError(
+            f"{name} must be the name of a drafting method, or None for the engine's own, not {value!r}", param=name
+        )
     return value.lower().replace("-", "_")
 
 
 def _read_salt(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"{name} must be a text that is not empty, or None, not {value!r}")
+        raise ConfigError(f"{name} must be a text that is not empty, or None, not {value!r}", param=name)
     return value
 
 
 def _read_biases(name: str, value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{name} must be a dict of token ids and numbers, not {value!r}")
+        raise ConfigError(f"{name} must be a dict of token ids and numbers, not {value!r}", param=name)
     biases: dict[int, float] = {}
     for given, strength in value.items():
         key, bias = plain(given), plain(strength)
         token = int(key) if isinstance(key, str) and key.isdecimal() and len(key) <= _MOST_DIGITS else key
         if not is_token_id(token):
-            raise ConfigError(f"{name} takes token ids ≥ 0, not {given!r}")
+            raise ConfigError(f"{name} takes token ids ≥ 0, not {given!r}", param=name)
         if token in biases:
-            raise ConfigError(f"{name} names token id {token} twice")
+            raise ConfigError(f"{name} names token id {token} twice", param=name)
         if isinstance(bias, bool) or not isinstance(bias, (int, float)):
-            raise ConfigError(f"{name} must map token ids to numbers, but token id {token} has {strength!r}")
+            raise ConfigError(
+                f"{name} must map token ids to numbers, but token id {token} has {strength!r}", param=name
+            )
         if not (bias == -_INFINITY or abs(bias) <= _STRONGEST):  # also refuses NaN
             raise ConfigError(
                 f"{name} must be from {-_STRONGEST:g} to {_STRONGEST:g}, or minus infinity to ban a token, "
-                f"but token id {token} has {bias!r}"
+                f"but token id {token} has {bias!r}",
+                param=name,
             )
         biases[token] = bias
     return biases
@@ -260,7 +270,7 @@ def _read_biases(name: str, value: Any) -> dict[int, float]:
 
 def _read_grammar(name: str, value: Any) -> Grammar | CompiledGrammar:
     if not isinstance(value, (Grammar, CompiledGrammar)):
-        raise ConfigError(f"{name} must be a Grammar, such as Grammar.regex(…), not {type(value).__name__}")
+        raise ConfigError(f"{name} must be a Grammar, such as Grammar.regex(…), not {type(value).__name__}", param=name)
     return value
 
 
@@ -290,27 +300,30 @@ def _check_number(name: str, value: Any, low: float, high: float) -> None:
     wanted = int if name in _WHOLE else (int, float)
     if isinstance(value, bool) or not isinstance(value, wanted):
         kind = "a whole number" if name in _WHOLE else "a number"
-        raise ConfigError(f"{name} must be {kind}, not {value!r}")
+        raise ConfigError(f"{name} must be {kind}, not {value!r}", param=name)
     if not low <= value <= high:  # also refuses NaN
         upper = "" if high == _INFINITY else f" and at most {high:g}"
-        raise ConfigError(f"{name} must be at least {low:g}{upper}, not {value!r}")
+        raise ConfigError(f"{name} must be at least {low:g}{upper}, not {value!r}", param=name)
 
 
 def _check_contents(params: SamplingParams) -> None:
     if 0.0 < params.temperature < _COLDEST:
         raise ConfigError(
-            f"temperature must be 0, which is greedy, or at least {_COLDEST:g}, not {params.temperature!r}"
+            f"temperature must be 0, which is greedy, or at least {_COLDEST:g}, not {params.temperature!r}",
+            param="temperature",
         )
     if not all(callable(processor) for processor in params.processors):
-        raise ConfigError("processors must hold functions of (history, logits)")
+        raise ConfigError("processors must hold functions of (history, logits)", param="processors")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
-        raise ConfigError(f"min_tokens ({params.min_tokens}) must not exceed max_tokens ({params.max_tokens})")
+        raise ConfigError(
+            f"min_tokens ({params.min_tokens}) must not exceed max_tokens ({params.max_tokens})", param="min_tokens"
+        )
     if any(not isinstance(text, str) or not text for text in params.stop):
-        raise ConfigError("stop must hold non-empty strings")
+        raise ConfigError("stop must hold non-empty strings", param="stop")
     if any(not (word.strip() if isinstance(word, str) else word) for word in params.bad_words):
-        raise ConfigError("bad_words must hold non-empty texts or token id sequences")
+        raise ConfigError("bad_words must hold non-empty texts or token id sequences", param="bad_words")
     if params.allowed_token_ids is not None and not params.allowed_token_ids:
-        raise ConfigError("allowed_token_ids must name at least one token id, or be None")
+        raise ConfigError("allowed_token_ids must name at least one token id, or be None", param="allowed_token_ids")
     named: dict[str, Sequence[Any]] = {
         "stop_token_ids": params.stop_token_ids,
         "allowed_token_ids": params.allowed_token_ids or (),
@@ -320,7 +333,7 @@ def _check_contents(params: SamplingParams) -> None:
     for name, tokens in named.items():
         for token in tokens:
             if not is_token_id(token):
-                raise ConfigError(f"{name} takes token ids ≥ 0, not {token!r}")
+                raise ConfigError(f"{name} takes token ids ≥ 0, not {token!r}", param=name)
 
 
 def check_token_ids(params: SamplingParams, vocabulary: int) -> None:
@@ -339,4 +352,4 @@ def check_token_ids(params: SamplingParams, vocabulary: int) -> None:
     for name, ids in named:
         for token in ids:
             if token >= vocabulary:
-                raise ConfigError(f"{name} names token id {token}, but the model has {vocabulary} tokens")
+                raise ConfigError(f"{name} names token id {token}, but the model has {vocabulary} tokens", param=name)

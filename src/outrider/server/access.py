@@ -28,7 +28,7 @@ class AccessLog:
     Args:
         app: what answers.
         metrics: where answers are counted.
-        algorithm: tells the drafting method.
+        algorithm: tells the server's own drafting method.
         tracer: makes spans of the outputs; None makes none.
     """
 
@@ -61,14 +61,14 @@ class AccessLog:
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         state: dict[str, Any] = scope.get("state", {})
         method, code = scope["method"] if scope["method"] in _METHODS else "other", state.get("code")
+        outputs = list(state.get("requests", ()))
         route = scope["route"].path if "route" in scope else "unmatched"
         self._metrics.answered(method, route, status)
-        if code is not None:
+        if code is not None and not outputs:  # what ends later has an outcome of its own
             self._metrics.refused(code)
         if route in _QUIET and status < 400:
             return
         line = RequestLine(state.get("request_id", ""), method, route, status, round(seconds, 6), code)
-        outputs = list(state.get("requests", ()))
         log_request(line.with_outputs(outputs, self._algorithm()))
         if self._tracer is not None:
             for request in outputs:

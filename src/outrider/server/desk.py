@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -28,6 +30,8 @@ from outrider.server.wishes import Caller
 _Result = TypeVar("_Result")
 _READERS: Final = 4
 _LONGEST_RETRY: Final = 60
+_NO_RETRY: Final = {"x-should-retry": "false"}
+"""OpenAI's clients send a request again after 408, unless they are told that it would take as long once more."""
 _QUICK: Final = 4096
 """Bytes of a request that the event loop reads itself; a thread takes longer to start than they take to encode."""
 
@@ -68,7 +72,8 @@ class Ticket:
         self.call, self._driver = call, driver
         self._reason: Refusal | None = None
         late = f"the request took longer than {seconds:g} seconds and was given up"
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.give_up, Refusal(408, late, code="timeout"))
+        refusal = Refusal(408, late, code="timeout", headers=_NO_RETRY)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.give_up, refusal)
 
     async def progress(self) -> AsyncIterator[Progress]:
         """What becomes of the call, round by round, to its end.
@@ -100,7 +105,7 @@ class Ticket:
 
 def _names(given: str) -> tuple[str, ...]:
     """What clients may call a model: its hub id, or its file's or folder's name, which says nothing of where it is."""
-    name = Path(given).name
+    name = Path(os.path.abspath(given)).name  # noqa: PTH100 - "." has no name, and links keep their own
     return (name,) if Path(given).exists() or given.count("/") != 1 else (given, name)
 
 
@@ -132,6 +137,8 @@ class Desk:
             llm.tokenizer.literal_text.prepare()  # a second in which nobody else would be answered
         self.names = settings.served_names or _names(llm.name)
         """Names of the model for clients."""
+        self._place = llm.name if os.sep in llm.name else self.names[0]
+        """What errors must not say; a bare name tells no place, and may be part of any word."""
         self.algorithm = llm.drafter_config.method
         """The server's own drafting method."""
         self.algorithms = llm.engine.drafting.methods
@@ -139,8 +146,8 @@ class Desk:
         self.max_running = llm.engine.scheduler.max_running
         self.watcher: Watcher = _Unwatched()
         self.draining = False
-        self.open = 0
-        """Requests that have not ended."""
+        self._held: Counter[str] = Counter()
+        """Requests that have not ended, by tenant."""
         self.since = int(time.time())
         self.fingerprint = _fingerprint(llm)
         """Equal seeds give equal texts as long as it is the same."""
@@ -167,7 +174,8 @@ class Desk:
             return await asyncio.get_running_loop().run_in_executor(self._readers, work)
         except OutriderError as error:
             kind = RequestError if isinstance(error, ModelError) else type(error)  # such as: no chat template
-            raise kind(str(error).replace(self.llm.name, self.names[0])) from error
+            told = str(error).replace(self._place, self.names[0])
+            raise kind(told, param=error.param, code=error.code) from error
 
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not served; None is whichever is.
@@ -196,8 +204,19 @@ class Desk:
         latest = self.llm.engine.seconds.by_rows.latest.copy()  # one step, which the engine's thread cannot divide
         return RowCosts(latest=latest).one_row if len(latest) >= FEWEST_ONE_ROW_ROUNDS else None
 
-    def check_room(self, count: int) -> None:
+    @property
+    def open(self) -> int:
+        """Requests that have not ended."""
+        return self._held.total()
+
+    def check_room(self, count: int, tenant: str | None) -> None:
         """Refuse requests that could not be admitted now; asked before a prompt is read, too.
+
+        A full server still admits tenants up to equal shares of its places: others cannot keep them out.
+
+        Args:
+            count: how many requests.
+            tenant: the owner of their key.
 
         Raises:
             Refusal: the server drains, or too many wait.
@@ -207,7 +226,8 @@ class Desk:
         most = self.max_running + self.settings.max_waiting
         if count > most:
             raise Refusal(400, f"the request asks for {count} outputs, and {most} may be open; ask for fewer")
-        if self.open + count > most:
+        share = math.ceil(most / max(1, len(self.settings.api_keys)))
+        if self.open + count > most and self._held[tenant or _NOBODY] + count > share:
             waits = math.ceil(self._mean_seconds * max(1.0, self.open / self.max_running))
             told = f"{self.open} requests are open, and {most} may be; try again later"
             raise Refusal(
@@ -215,21 +235,18 @@ class Desk:
             )
 
     @contextmanager
-    def admitted(self, count: int) -> Iterator[None]:
-        """Hold places for requests as long as they are open.
-
-        Raises:
-            Refusal: the server drains, or too many wait.
-        """
-        self.check_room(count)
-        self.open += count
+    def admitted(self, count: int, tenant: str | None) -> Iterator[None]:
+        """Hold places for requests as long as they are open; arguments and errors are those of :meth:`check_room`."""
+        self.check_room(count, tenant)
+        holder = tenant or _NOBODY
+        self._held[holder] += count
         self._empty.clear()
         began = time.perf_counter()
         try:
             yield
         finally:
             self._mean_seconds += 0.1 * (time.perf_counter() - began - self._mean_seconds)
-            self.open -= count
+            self._held[holder] -= count
             if not self.open:
                 self._empty.set()
 
@@ -248,7 +265,7 @@ class Desk:
             Refusal: they cannot be admitted.
             OutriderError: the engine refuses them.
         """
-        with self.admitted(sum(params.n for _, params in wishes)):
+        with self.admitted(sum(params.n for _, params in wishes), wishes[0][1].tenant):
             call = await _harmless(self.llm.driver.asubmit(wishes, ends_only=ends_only))
             ticket = Ticket(self.llm.driver, call, min(self.settings.request_seconds, seconds or math.inf))
             self._tickets.add(ticket)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from fastapi import FastAPI, Request
@@ -15,8 +15,6 @@ from starlette.types import Scope
 
 from outrider.errors import ConfigError, OutriderError, RequestError
 from outrider.server.invalid import complaint
-from outrider.server.wire.chat import ChatRequest
-from outrider.server.wire.completions import CompletionRequest
 from outrider.server.wire.shared import ErrorBody, ErrorDetail
 
 _log: Final = logging.getLogger(__name__)
@@ -28,10 +26,13 @@ _TYPES: Final = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
-_TOO_LONG: Final = "context_length_exceeded"
-_FIELDS: Final = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
 _WITHIN: Final = dict.fromkeys(("speculate", "algorithm", "max_draft_tokens"), "speculation")
 """Sampling parameters that are fields of a field."""
+_FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
+    "/v1/completions": _WITHIN,
+    "/v1/chat/completions": {**_WITHIN, "prompt": "messages", "logprobs": "top_logprobs"},
+}
+"""For each route, the fields that the library's parameters come from, where their names differ."""
 
 
 @dataclass(eq=False)
@@ -62,17 +63,18 @@ def draining() -> Refusal:
     return Refusal(503, "the server is shutting down", code="draining", headers={"Retry-After": "1"})
 
 
-def refusal_of(error: BaseException) -> Refusal:
-    """What a client is told of an error; of an unexpected one only that there was one, and the log has the rest."""
+def refusal_of(error: BaseException, path: str = "") -> Refusal:
+    """What a client is told of an error; of an unexpected one only that there was one, and the log has the rest.
+
+    Args:
+        error: what was raised.
+        path: where the client asked; it may spell a parameter in a way of its own.
+    """
     if isinstance(error, Refusal):
         return error
     if isinstance(error, (ConfigError, RequestError)):
-        said = str(error)
-        name = said.split(maxsplit=1)[0].rstrip(":").split("[")[0] if said else ""
-        name = _WITHIN.get(name, name)
-        code = _TOO_LONG if "but the context holds" in said else None
-        param = "messages" if code else next((part for part in (name,) if part in _FIELDS), None)
-        return Refusal(400, said, param, code)
+        param = error.param and _FIELDS.get(path, {}).get(error.param, error.param)
+        return Refusal(400, str(error), param, error.code)
     if isinstance(error, OutriderError):
         return Refusal(500, str(error))
     _log.error("a request failed with %s", type(error).__name__, exc_info=error)
@@ -83,10 +85,7 @@ def install(app: FastAPI) -> None:
     """Have every error of an app answered with OpenAI's body."""
 
     async def refused(request: Request, error: Exception) -> Response:
-        refusal = refusal_of(error)
-        if refusal.code == _TOO_LONG and request.scope["path"] == "/v1/completions":
-            refusal = replace(refusal, param="prompt")
-        return refusal.response(request.scope)
+        return refusal_of(error, request.scope["path"]).response(request.scope)
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

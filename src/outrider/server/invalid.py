@@ -30,8 +30,6 @@ def complaint(errors: Sequence[Mapping[str, Any]], body: Any) -> Complaint:
         errors: pydantic's list; each place begins with ``body``.
         body: what was read.
     """
-    if any(item["type"] == "json_invalid" for item in errors):
-        return Complaint("the body is not valid JSON", None, None)
     if not isinstance(body, dict):
         return Complaint(_NO_OBJECT, None, None)
     found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}

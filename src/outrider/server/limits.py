@@ -24,6 +24,8 @@ _HOST: Final = re.compile(r"(\[[^\]]*\]|[^:]*)(?::\d*)?")
 _ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 SAFE: Final = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 """Headers of every answer."""
+CROWDED: Final = "crowded"
+"""In a request's state: whether there are too many connections to answer it."""
 
 
 class Keys:
@@ -108,6 +110,8 @@ class Gate:
 
         A page of another site that has its name resolved to this machine shows itself by its Host.
         """
+        if scope["state"].get(CROWDED):
+            raise _overloaded()
         host = headers.get("host", "").lower()
         found = _HOST.fullmatch(host)
         if self._local and host and (found is None or found[1] not in _LOCAL):
@@ -134,6 +138,11 @@ def _owner(keys: Keys, headers: Headers) -> str:
         told = "this needs a key; send it as: Authorization: Bearer KEY"
         raise Refusal(401, told, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
     return tenant
+
+
+def _overloaded() -> Refusal:
+    headers = {"Retry-After": "1", "Connection": "close"}
+    return Refusal(503, "the server has too many connections; try again later", code="overloaded", headers=headers)
 
 
 def _too_large(most: int) -> Refusal:

@@ -46,7 +46,7 @@ class RequestLine:
     code: str | None = None
     """The error's code."""
     engine_ids: str = ""
-    """The engine's names of the outputs, as its own lines have them."""
+    """The engine's names of the outputs, which are numbered one after another: the first and the last."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -64,21 +64,21 @@ class RequestLine:
 
         Args:
             outputs: the call's requests; empty if it never reached the engine.
-            algorithm: the method that drafted.
+            algorithm: the server's own method, for requests that no method has served.
         """
         requests, stats = list(outputs), SpeculationStats()
         for request in requests:
             stats.merge(request.stats)
-        prompts = {id(request): request for request in requests if request.choice == 0}.values()
+        prompts = [request for request in requests if request.choice == 0]
         reasons = dict.fromkeys(request.finish_reason.value for request in requests if request.finish_reason)
         return replace(
             self,
-            engine_ids=" ".join(request.id for request in requests),
+            engine_ids=" to ".join(dict.fromkeys(request.id for request in requests[:1] + requests[-1:])),
             prompt_tokens=sum(request.prompt_length for request in prompts),
             cached_tokens=sum(request.cached_tokens or 0 for request in prompts),
             output_tokens=sum(len(request.inputs) - request.prompt_length for request in requests),
             finish_reason=" ".join(reasons),
-            algorithm=algorithm if requests else "",
+            algorithm=" ".join(dict.fromkeys(request.method or algorithm for request in requests)),
             rounds=stats.rounds,
             drafted=sum(stats.drafted),
             tested=sum(stats.tested),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from outrider.server.failures import Refusal
-from outrider.server.limits import SAFE
+from outrider.server.limits import CROWDED, SAFE
 from outrider.server.settings import ServerSettings
 
 _MOST_HEADERS: Final = 128
@@ -101,8 +100,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():  # refused
             return
         self._await_message(self.settings.receive_seconds + 1.0)  # the route that reads a late body answers before
-        crowded = self._crowded and self.url not in _ALWAYS_ANSWERED
-        self.app = _turn_away if crowded else self.config.loaded_app
+        self.scope["state"][CROWDED] = self._crowded and self.url not in _ALWAYS_ANSWERED
         super().on_headers_complete()
         if len(self.pipeline) > _MOST_PIPELINED:
             self.transport.abort()
@@ -155,13 +153,6 @@ class GuardedProtocol(HttpToolsProtocol):
             safe = "".join(f"{name}: {value}\r\n" for name, value in SAFE.items())
             self.transport.write(f"{head}{safe}\r\n".encode() + body)
         self.transport.close()
-
-
-async def _turn_away(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer where there are too many connections."""
-    headers = {**SAFE, "Retry-After": "1", "Connection": "close"}
-    refusal = Refusal(503, "the server has too many connections; try again later", code="overloaded", headers=headers)
-    await refusal.response(scope)(scope, receive, send)
 
 
 def watch(connections: set[Any], now: float) -> None:

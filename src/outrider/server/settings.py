@@ -39,6 +39,9 @@ class ServerSettings:
     drain_seconds: float = option(
         60.0, "Longest time for open requests to finish after SIGTERM.", low=0.0, high=86400.0
     )
+    stall_seconds: float = option(
+        120.0, "Longest time for one pass; while one takes longer, /ready answers 503.", low=0.01, high=86400.0
+    )
     log_json: bool = False
     """Whether each line of the log is a JSON object."""
     log_level: str = "info"

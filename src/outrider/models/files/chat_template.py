@@ -109,7 +109,8 @@ class ChatTemplate:
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
                 what = f"the type {kind!r}" if isinstance(kind, str) and kind not in _TEXT_PARTS else "no text"
-                raise RequestError(f"messages[{place}] has a part of {what}, and {self.owner} reads text alone")
+                told = f"messages[{place}] has a part of {what}, and {self.owner} reads text alone"
+                raise RequestError(told, param="messages")
         return {**message, "content": [{**part, "type": "text"} for part in parts]}
 
 

@@ -32,7 +32,7 @@ def add_completions(app: FastAPI, desk: Desk) -> None:
     @app.post("/v1/chat/completions", response_model=ChatAnswer)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         desk.check_model(body.model)
-        desk.check_room(body.n or 1)
+        desk.check_room(body.n or 1, request.state.tenant)
         read = partial(chat_wishes, body, desk.llm, desk.caller(request.state.tenant, body.cache_salt))
         size = _LARGE if body.tools or has_form(body) else _size(request)
         exchange = Exchange(desk, await desk.read(size, read), "chatcmpl")
@@ -44,7 +44,7 @@ def add_completions(app: FastAPI, desk: Desk) -> None:
     @app.post("/v1/completions", response_model=CompletionAnswer)
     async def text_completions(body: CompletionRequest, request: Request) -> Response:
         desk.check_model(body.model)
-        desk.check_room(body.n or 1)
+        desk.check_room(body.n or 1, request.state.tenant)
         read = partial(completion_wishes, body, desk.llm, desk.caller(request.state.tenant, body.cache_salt))
         wishes: Wishes = await desk.read(_LARGE if has_form(body) else _size(request), read)
         exchange = Exchange(desk, wishes, "cmpl")

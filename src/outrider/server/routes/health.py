@@ -7,12 +7,12 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from outrider.server.desk import Desk
-from outrider.server.failures import draining
+from outrider.server.failures import Refusal, draining
 from outrider.server.wire.others import ServerStatus, Version
 
 
 def add_health(app: FastAPI, desk: Desk) -> None:
-    """Tell whether the process runs, and whether it takes requests."""
+    """Tell whether the process runs, and whether it serves requests: neither while it ends, nor while a pass hangs."""
 
     @app.get("/health")
     async def health() -> ServerStatus:
@@ -22,6 +22,9 @@ def add_health(app: FastAPI, desk: Desk) -> None:
     async def ready() -> ServerStatus:
         if desk.draining:
             raise draining()
+        if desk.llm.driver.round_seconds > desk.settings.stall_seconds:
+            told = f"the engine has not finished a pass for {desk.settings.stall_seconds:g} seconds; start a new server"
+            raise Refusal(503, told, code="stalled")
         return ServerStatus(status="ok")
 
     @app.get("/version")

@@ -115,9 +115,11 @@ def _string(feed: Feed) -> Steps[str | None]:
     if not (yield from feed.copy_value(written.append)):
         return None
     try:
-        return str(json.loads("".join(written), strict=False))
-    except ValueError:
+        text = str(json.loads("".join(written), strict=False))
+        text.encode()
+    except ValueError:  # half a surrogate pair, too: no client could be sent it
         return None
+    return text
 
 
 def _drop(text: str) -> None:

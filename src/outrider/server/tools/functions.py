@@ -54,22 +54,22 @@ def read_functions(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Function,
     functions = tuple(_function(tool, f"tools[{place}]") for place, tool in enumerate(tools or ()))
     names = [function.name for function in functions]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise RequestError(f"tools has two functions named {twice!r}; rename one")
+        raise RequestError(f"tools has two functions named {twice!r}; rename one", param="tools")
     return functions
 
 
 def _function(tool: Any, place: str) -> Function:
     kind = tool.get("type", _FUNCTION) if isinstance(tool, Mapping) else None
     if kind != _FUNCTION:
-        raise RequestError(f"{place} must have the type 'function', not {kind!r}")
+        raise RequestError(f"{place} must have the type 'function', not {kind!r}", param="tools")
     told = tool.get(_FUNCTION)
     if not isinstance(told, Mapping):
-        raise RequestError(f"{place} must describe its function by a dict, not {told!r}")
+        raise RequestError(f"{place} must describe its function by a dict, not {told!r}", param="tools")
     name, parameters = told.get("name"), told.get("parameters")
     if not isinstance(name, str) or not _VALID_NAME.fullmatch(name):
-        raise RequestError(f"{place} must be named with 1 to 64 letters, digits, _ or -, not {name!r}")
+        raise RequestError(f"{place} must be named with 1 to 64 letters, digits, _ or -, not {name!r}", param="tools")
     if parameters is not None and not isinstance(parameters, Mapping):
-        raise RequestError(f"{place} must have a JSON schema as parameters, not {parameters!r}")
+        raise RequestError(f"{place} must have a JSON schema as parameters, not {parameters!r}", param="tools")
     return Function(name, parameters or {}, bool(told.get("strict")))
 
 
@@ -89,9 +89,11 @@ def read_choice(choice: Any, functions: Sequence[Function]) -> ToolChoice:
     if isinstance(choice, Mapping):
         return ToolChoice(Mode.REQUIRED, _chosen_name(choice, functions))
     if choice not in {mode.value for mode in Mode}:
-        raise RequestError(f"tool_choice must be auto, none, required or a function, not {choice!r}")
+        raise RequestError(
+            f"tool_choice must be auto, none, required or a function, not {choice!r}", param="tool_choice"
+        )
     if Mode(choice) is Mode.REQUIRED and not functions:
-        raise RequestError("tool_choice is required, but the request has no tools; add some")
+        raise RequestError("tool_choice is required, but the request has no tools; add some", param="tool_choice")
     return ToolChoice(Mode(choice))
 
 
@@ -99,7 +101,10 @@ def _chosen_name(choice: Mapping[str, Any], functions: Sequence[Function]) -> st
     told = choice.get(_FUNCTION)
     name = told.get("name") if isinstance(told, Mapping) else choice.get("name")
     if choice.get("type") != _FUNCTION or not isinstance(name, str):
-        raise RequestError(f'tool_choice must be {{"type": "function", "function": {{"name": …}}}}, not {choice!r}')
+        raise RequestError(
+            f'tool_choice must be {{"type": "function", "function": {{"name": …}}}}, not {choice!r}',
+            param="tool_choice",
+        )
     if name not in {function.name for function in functions}:
-        raise RequestError(f"tool_choice names {name!r}, which is not among the tools")
+        raise RequestError(f"tool_choice names {name!r}, which is not among the tools", param="tool_choice")
     return name
