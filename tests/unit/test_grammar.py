@@ -149,6 +149,14 @@ def test_each_language_means_what_it_says(grammar: Grammar, accepted: list[str],
 LETTERS = "".join(map(str, range(10)))
 LINKED = {f"d{n}": {"properties": {"a": {"$ref": f"#/$defs/d{n + 1}"}}, "required": ["a"]} for n in range(750)}
 DOUBLING = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(16)} | {"d16": {"type": "string"}}
+
+
+def chain(rules: int, body: str = "") -> str:
+    """GBNF whose rules each refer to the next, so that what the last one is reaches the first one last."""
+    links = [f"r{n} ::= {body} r{n + 1}" for n in range(rules)]
+    return "\n".join(["root ::= r0", *links, f'r{rules} ::= "a"'])
+
+
 REFUSED: dict[str, Any] = {
     "no JSON": lambda: Grammar.json_schema("{nope"),
     "no number": lambda: Grammar.json_schema({"minimum": float("nan")}),
@@ -175,6 +183,16 @@ REFUSED: dict[str, Any] = {
     "deep rules": lambda: Grammar.lark("root ::= " + "(" * 3000 + '"a"' + ")" * 3000),
     "an unknown rule": lambda: Grammar.lark("root ::= b"),
     "nothing": lambda: Grammar.lark("start: a\na: a"),
+    "a chain in GBNF": lambda: Grammar.lark(chain(14_000)),
+    "long rules in GBNF": lambda: Grammar.lark(chain(300, "." * 800)),
+    "comments in GBNF": lambda: Grammar.lark('root ::= "a"\n' + "#\n" * 120_000 + "b ::= root"),
+    "blank lines": lambda: Grammar.lark("\n" * 260_000),
+    "many schemas in rules": lambda: Grammar.lark("%json\n" * 43_000),
+    "a divisor that is no number": lambda: Grammar.lark('start: %json {"multipleOf": NaN}'),
+    "an infinite divisor": lambda: Grammar.lark('start: %json {"multipleOf": -Infinity}'),
+    "a divisor past all floats": lambda: Grammar.lark('start: %json {"multipleOf": 1e999}'),
+    "a schema's divisor that is no number": lambda: Grammar.json_schema('{"multipleOf": NaN}'),
+    "a schema's infinite divisor": lambda: Grammar.json_schema({"multipleOf": float("inf")}),
     "many patterns": lambda: Grammar.json_schema({"patternProperties": {f"^k{n}$": {} for n in range(101)}}),
     "hidden patterns": lambda: Grammar.lark(
         "start: %json " + json.dumps({"patternProperties": {f"^k{n}$": {} for n in range(1000)}})
@@ -213,6 +231,10 @@ HOSTILE = {
     "doubling": Grammar.json_schema({"$defs": DOUBLING, "$ref": "#/$defs/d0"}),
     "many properties": Grammar.json_schema({"properties": {f"p{n}": {} for n in range(300)}}),
     "divisors": Grammar.json_schema({"type": "integer", "multipleOf": 9973}),
+    "a chain in GBNF": Grammar.lark(chain(1000)),
+    "long rules in GBNF": Grammar.lark(chain(150, "." * 80)),
+    "comments in GBNF": Grammar.lark("#\n" * 9_000 + 'root ::= "a"'),
+    "blank lines": Grammar.lark("\n" * 260_000 + 'start: "a"'),
 }
 
 

@@ -10,10 +10,10 @@ from functools import cached_property, partial
 from typing import Any, Final, Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from outrider.errors import ConfigError, one_line
-from outrider.grammar.spec import Grammar, Kind
+from outrider.grammar.spec import Grammar, Kind, is_gbnf
 
 _MOST_KEPT: Final = 64
 """Compiled grammars that are kept."""
@@ -233,7 +233,8 @@ def _read_regex(grammar: Grammar) -> str:
 
 
 def _read_lark(grammar: Grammar) -> str:
-    rules: str = LLMatcher.grammar_from_lark(any_to_lark(grammar.source))
+    source = gbnf_to_lark(grammar.source) if is_gbnf(grammar.source) else grammar.source
+    rules: str = LLMatcher.grammar_from_lark(source)
     return rules
 
 
