@@ -1,4 +1,4 @@
-"""Grammars: which tokens they allow, what they refuse, and that none takes long or brings another down."""
+"""Grammars: which tokens they allow, what they refuse, and that none takes long."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import itertools
 import json
 import random
 import re
-import threading
 import time
 from typing import Any
 
 import pytest
 import tokenizers
 from byte_text import SIZE, byte_tokenizer
-from llguidance import LLParserLimits
 from tokenizers import decoders, models
 
 from outrider import Grammar
 from outrider.errors import ConfigError, RequestError
-from outrider.grammar import GrammarCompiler, GrammarState, compiler
+from outrider.grammar import GrammarState
 from outrider.models.files.tokenizer import Tokenizer
 
 END = 7
@@ -252,56 +250,6 @@ def test_a_hostile_grammar_ends_or_errs_in_bounded_time(name: str) -> None:
     except RequestError as error:
         assert re.search("too complex|items; max is", str(error))
     assert time.thread_time() - begun < 10.0
-
-
-def test_a_matcher_that_meets_a_limit_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Matchers share a lexer: when one request fills it, the others go on with one of their own."""
-    monkeypatch.setattr(compiler, "_LIMITS", LLParserLimits(max_lexer_states=120, verbose_errors=False))
-    tokenizer, dice = byte_tokenizer(), random.Random(0)
-    grammars = GrammarCompiler(tokenizer)
-    made = grammars.compile(Grammar.regex("(a|b)*a(a|b){8}c"))
-    outputs: list[list[int]] = [[5, 5], [5, 5]]
-    greedy, modest = (GrammarState(made, output, 2, SIZE, ()) for output in outputs)
-    letters = tokenizer.encode("ab")
-    before = allowed(modest)
-    with pytest.raises(RequestError, match="too complex"):
-        for _ in range(3000):
-            outputs[0].append(dice.choice(letters))
-            greedy.allowed(())
-    assert allowed(modest) == before
-    outputs[1].append(letters[0])
-    assert set(letters) <= allowed(modest)
-    assert made.worn
-    assert not grammars.compile(Grammar.regex("(a|b)*a(a|b){8}c")).worn
-
-
-def test_a_compiled_grammar_is_kept_until_it_is_worn_or_others_come() -> None:
-    grammars = GrammarCompiler(byte_tokenizer())
-    first = grammars.compile(Grammar.choice(["ha"]))
-    assert grammars.compile(Grammar.choice(["ha"])) is first
-    assert grammars.compile(first) is first
-    assert byte_tokenizer().grammars.compile(first) is not first
-    for number in range(100):
-        grammars.compile(Grammar.choice([str(number)]))
-    assert len(grammars._kept) < 100
-    assert grammars.compile(Grammar.choice(["ha"])) is not first
-
-
-def test_threads_compile_at_once() -> None:
-    grammars, found = GrammarCompiler(byte_tokenizer()), list[set[int]]()
-
-    def work(number: int) -> None:
-        for turn in range(20):
-            grammar = Grammar.choice([chr(97 + (number + turn) % 5) + "!"])
-            at = GrammarState(grammars.compile(grammar), [], 0, SIZE, ())
-            found.append(allowed(at) ^ set(byte_tokenizer().encode(chr(97 + (number + turn) % 5))))
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [set()] * 120
 
 
 def test_grammars_are_values() -> None:
