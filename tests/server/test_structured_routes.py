@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from serving import Served
+from serving import Served, serving, tiny_llm
 
 from outrider import Grammar
-from outrider.grammar import CompiledGrammar, GrammarCompiler
+from outrider.grammar import CompiledGrammar, GrammarCompiler, compiler
 
 WISH = {"max_tokens": 60, "seed": 5, "logit_bias": {"10": -100, "32": -100, "13": -100, "9": -100}}
 """Without the blanks that JSON may hold without end: the model is random."""
@@ -86,6 +87,29 @@ def test_nobody_waits_for_a_grammar_to_compile(
     go_on.set()
     thread.join(20)
     assert answers == [200]
+
+
+def test_a_server_reads_the_vocabulary_before_its_first_request(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It takes a second in which nobody would be answered; the library does it when a grammar comes."""
+    read, tokenizer = list[Any](), compiler.LLTokenizer
+    monkeypatch.setattr(compiler, "LLTokenizer", lambda pieces: (read.append(pieces), tokenizer(pieces))[1])
+    llm = tiny_llm(tmp_path)
+    assert not read
+    with serving(llm) as served, served.client() as client:
+        assert len(read) == 1
+        answer = client.post("/v1/completions", json={"prompt": "a", "guided_regex": "[xy]{2}", "max_tokens": 4})
+        assert answer.status_code == 200
+    assert len(read) == 1
+
+
+@pytest.mark.parametrize("rules", ['start: %json {"multipleOf": NaN}', "\n" * 200_000, "%json" * 2000])
+def test_bad_rules_are_the_clients_mistake(served: Served, client: httpx.Client, rules: str) -> None:
+    told = client.post("/v1/completions", json={"prompt": "a", "guided_grammar": rules, "max_tokens": 4})
+    assert told.status_code == 400
+    assert "grammar" in told.json()["error"]["message"]
+    assert served.idle()
 
 
 JSON = {"Content-Type": "application/json"}

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from outrider.errors import ConfigError, one_line
-from outrider.grammar.spec import Grammar, Kind
+from outrider.grammar.spec import Grammar, Kind, is_gbnf
 
 _MOST_KEPT: Final = 64
 """Compiled grammars that are kept."""
-_MOST_USES: Final = 256
-"""Requests that share one compiled grammar: its lexer grows with what they write, up to the limit below."""
+_MOST_MEGABYTES: Final = 512.0
+"""Memory for them, by the two measures that follow: no grammar tells its size."""
+_MEGABYTES_A_SECOND: Final = 300.0
+"""Most that a second of compiling leaves in memory; the length says less: a divisor of four digits takes 5 MB."""
+_MEGABYTES_AN_ANSWER: Final = 0.02
+"""Most that the lexer grows with one answer, for a vocabulary of 150,000 tokens."""
+_MOST_ANSWERS: Final = 5_000
+"""Answers from one compiled grammar before new requests get another: its lexer has then grown by up to 100 MB."""
+_SLOW: Final = 0.05
+"""Seconds of compiling that an engine does not spend again: all its requests would wait."""
 _LIMITS: Final = LLParserLimits(initial_lexer_fuel=300_000, max_lexer_states=50_000, verbose_errors=False)
 """About a second and 100 MB at most for compiling, and some 20 ms for a step."""
 _STACK: Final = 256 << 20
@@ -26,6 +35,7 @@ _STACK: Final = 256 << 20
 _STARTING: Final = threading.Lock()
 _ASCII: Final = "d"
 """Classes of regular expressions that hold only ASCII: a model that may write any digit of Unicode does."""
+_Result = TypeVar("_Result")
 _COMPACT: Final[Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -66,24 +76,39 @@ class CompiledGrammar:
     Args:
         spec: the grammar.
         owner: the compiler that made it.
-        build: makes a matcher at the beginning of the output, which shares nothing with others.
+        build: makes a matcher at the beginning of the output, which shares nothing with others; and says how many
+            seconds it took.
     """
 
-    def __init__(self, spec: Grammar, owner: GrammarCompiler, build: Callable[[], LLMatcher]) -> None:
-        self.spec, self.owner, self.build = spec, owner, build
-        self._first = build()
-        self._uses, self.broken = 0, False
-        """Whether a matcher that shares the lexer has met a limit, as the others then may at any time."""
+    def __init__(self, spec: Grammar, owner: GrammarCompiler, build: Callable[[], tuple[LLMatcher, float]]) -> None:
+        self.spec, self.owner, self._build = spec, owner, build
+        self._first, self._seconds = build()
+        self.answers, self.broken = 0, False
+        """How often requests have asked what may follow; and whether a matcher that shares the lexer has met a limit,
+        as the others then may at any time."""
 
     @property
     def worn(self) -> bool:
         """Whether new requests should compile it again: its lexer has grown, or has met its limit."""
-        return self.broken or self._uses >= _MOST_USES
+        return self.broken or self.answers >= _MOST_ANSWERS
+
+    @property
+    def megabytes(self) -> float:
+        """Memory that it takes at most, about."""
+        return self._seconds * _MEGABYTES_A_SECOND + self.answers * _MEGABYTES_AN_ANSWER
+
+    @property
+    def slow(self) -> bool:
+        """Whether it takes so long to build that an engine should not."""
+        return self._seconds > _SLOW
 
     def matcher(self) -> LLMatcher:
         """A matcher at the beginning of the output; it takes microseconds and shares the lexer with others."""
-        self._uses += 1
         return self._first.deep_copy()
+
+    def rebuilt(self) -> LLMatcher:
+        """A matcher at the beginning of the output that shares nothing with others; it takes as long as the first."""
+        return self._build()[0]
 
     def __repr__(self) -> str:
         """The grammar."""
@@ -101,6 +126,11 @@ class GrammarCompiler:
         self._vocabulary = vocabulary
         self._kept: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
+
+    def prepare(self) -> None:
+        """Read the vocabulary now, which takes up to a second in which no other thread runs, instead of later."""
+        _ = self._tokenizer
 
     @cached_property
     def size(self) -> int:
@@ -123,22 +153,31 @@ class GrammarCompiler:
         if not isinstance(grammar, Grammar):
             raise ConfigError(f"grammar must be a Grammar, such as Grammar.regex(…), not {type(grammar).__name__}")
         with self._lock:
-            found = self._kept.pop(grammar, None)
+            found = self._kept.get(grammar)
             if found is not None and not found.worn:
-                self._kept[grammar] = found
+                self._keep(found)
                 return found
         made = self._made(grammar)
         with self._lock:
-            self._kept[grammar] = made
-            while len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
+            self._keep(made)
         return made
+
+    def _keep(self, made: CompiledGrammar) -> None:
+        """Keep it, and of the others those that were wanted last, as many as there is room for, but no worn ones."""
+        self._kept[made.spec] = made
+        self._kept.move_to_end(made.spec)
+        left, room = _MOST_KEPT, _MOST_MEGABYTES
+        for grammar, kept in reversed([*self._kept.items()]):
+            if kept.worn or left == 0 or kept.megabytes > room:
+                del self._kept[grammar]
+            else:
+                left, room = left - 1, room - kept.megabytes
 
     def _made(self, grammar: Grammar) -> CompiledGrammar:
         try:
             rules = _rules(grammar)
             make = partial(LLMatcher, self._tokenizer, rules, log_level=0, limits=_LIMITS)
-            made = CompiledGrammar(grammar, self, partial(_with_a_deep_stack, make))
+            made = CompiledGrammar(grammar, self, partial(_with_a_deep_stack, partial(_timed, make)))
             probe = made.matcher()
             allowed = probe.compute_bitmask()  # also warms the lexer up for the first row
             problem = probe.get_error()
@@ -153,8 +192,13 @@ class GrammarCompiler:
             raise ConfigError("the grammar matches no text; check its rules")
         return made
 
-    @cached_property
+    @property
     def _tokenizer(self) -> LLTokenizer:
+        with self._reading:  # one thread reads, and those that come meanwhile wait
+            return self._read_tokenizer
+
+    @cached_property
+    def _read_tokenizer(self) -> LLTokenizer:
         pieces: Any = _Pieces(self._vocabulary)
         return LLTokenizer(pieces)
 
@@ -181,9 +225,15 @@ class _Pieces:
         return ids
 
 
-def _with_a_deep_stack(work: Callable[[], LLMatcher]) -> LLMatcher:
+def _timed(work: Callable[[], _Result]) -> tuple[_Result, float]:
+    """Do something, and say how many seconds this thread worked on it; the machine's other work does not count."""
+    begun = time.thread_time()
+    return work(), time.thread_time() - begun
+
+
+def _with_a_deep_stack(work: Callable[[], _Result]) -> _Result:
     """Do something in a thread whose stack is large enough for schemas that nest by references; and wait for it."""
-    done: Future[LLMatcher] = Future()
+    done: Future[_Result] = Future()
 
     def run() -> None:
         try:
@@ -233,7 +283,8 @@ def _read_regex(grammar: Grammar) -> str:
 
 
 def _read_lark(grammar: Grammar) -> str:
-    rules: str = LLMatcher.grammar_from_lark(any_to_lark(grammar.source))
+    source = gbnf_to_lark(grammar.source) if is_gbnf(grammar.source) else grammar.source
+    rules: str = LLMatcher.grammar_from_lark(source)
     return rules
 
 

@@ -22,7 +22,15 @@ _MOST_KEYS: Final = 4_000
 """Most keys of JSON schemas: the time grows with the square of an object's properties."""
 _MOST_PATTERNS: Final = 100
 """Most ``patternProperties``: each is compared with every other."""
+_MOST_EMBEDDED: Final = 1_000
+"""Most JSON schemas inside rules: each mistake in one takes a walk through the whole text to tell."""
+_MOST_GBNF_WORK: Final = 30_000_000
+"""Most rules of a GBNF grammar times its characters: converting it walks through all rules up to once for each."""
+_MOST_GBNF_COMMENTS: Final = 10_000
+"""Most lines with comments in a GBNF grammar: converting it copies all comments before with each."""
 _EMBEDDED: Final = re.compile(r"%json\s*")
+_LARK: Final = re.compile(r"^[^\S\n]*(?:%llguidance\b|start\s*:)", re.MULTILINE)
+"""A line that only Lark has, and never GBNF; the time to find it grows with the text and no faster."""
 
 
 class Kind(enum.Enum):
@@ -58,6 +66,8 @@ class Grammar:
             )
         if any("\ud800" <= letter <= "\udfff" for letter in self.source):
             raise ConfigError("the grammar holds half a surrogate pair, which is no character; remove it")
+        if self.kind is Kind.LARK:
+            _check_rules(self.source)
         _check_schemas(_schemas(self))
 
     @classmethod
@@ -111,6 +121,11 @@ class Grammar:
         return f"Grammar.{self.kind.value}({shown!r})"
 
 
+def is_gbnf(rules: str) -> bool:
+    """Whether rules are GBNF and no Lark."""
+    return _LARK.search(rules) is None
+
+
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise ConfigError(f"{what} must be a text, not {type(value).__name__}")
@@ -148,6 +163,21 @@ def _schemas(grammar: Grammar) -> Iterator[Any]:
                 yield json.JSONDecoder().raw_decode(grammar.source, found.end())[0]
 
 
+def _check_rules(rules: str) -> None:
+    """Refuse rules that Python would read for long, while other threads wait."""
+    if rules.count("%json") > _MOST_EMBEDDED:
+        raise ConfigError(f"the grammar has more than {_MOST_EMBEDDED} %json; make it smaller")
+    if not is_gbnf(rules):
+        return
+    if (count := rules.count("::=")) * len(rules) > _MOST_GBNF_WORK:
+        raise ConfigError(
+            f"the GBNF grammar has {counted(count, 'rule')} in {counted(len(rules), 'character')}, too many of both; "
+            "make it smaller, or write it as Lark"
+        )
+    if sum("#" in line for line in rules.splitlines()) > _MOST_GBNF_COMMENTS:
+        raise ConfigError(f"the GBNF grammar has more than {_MOST_GBNF_COMMENTS} comments; leave some out")
+
+
 def _check_schemas(schemas: Iterable[Any]) -> None:
     """Refuse what would take long to compile, and no limit of the compiler bounds."""
     objects = [value for schema in schemas for value in _objects(schema)]
@@ -183,5 +213,7 @@ def _states(divisor: Any) -> int:
     """About how many states a lexer needs for a divisor; powers of ten are free."""
     if isinstance(divisor, bool) or not isinstance(divisor, (int, float)):
         return 1
-    digits = Decimal(repr(divisor)).normalize().as_tuple().digits
-    return max(1, int("".join(map(str, digits))))
+    number = Decimal(repr(divisor))
+    if not number.is_finite():  # Python reads them as JSON; the compiler refuses them
+        return 1
+    return max(1, int("".join(map(str, number.normalize().as_tuple().digits))))

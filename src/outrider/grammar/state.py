@@ -89,6 +89,7 @@ class GrammarState:
         return self._answers[key]
 
     def _allowed(self, path: Path) -> Allowed:
+        self._grammar.answers += 1
         bits, accepting = self._ask(path, lambda matcher: (matcher.compute_bitmask(), matcher.is_accepting()))
         text = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=self._known_ids, bitorder="little")
         goes_on = bool(text.any())
@@ -127,10 +128,10 @@ class GrammarState:
         """Ask the matcher at a path; one that has met a limit is replaced, because drafts may have led it there."""
         problem = ""
         for make in (self._present, self._copied, self._rebuilt):
-            self._matcher = make()
-            if self._matcher is None:
-                continue
             try:
+                self._matcher = make()
+                if self._matcher is None:
+                    continue
                 if self._move(path):
                     answer = question(self._matcher)
                     problem = told(self._matcher.get_error()) if self._matcher.is_error() else ""
@@ -146,7 +147,9 @@ class GrammarState:
                 return answer
             self._grammar.broken |= not self._owned
             self._drop()
-        raise RequestError(f"the grammar is too complex to continue here: {problem or 'it met a limit before'}")
+        raise RequestError(
+            f"the grammar is too complex to continue here, so simplify it: {problem or 'it met a limit before'}"
+        )
 
     def _reason(self, path: Path) -> str:
         """Why the matcher does not take the next token of a path."""
@@ -163,8 +166,10 @@ class GrammarState:
 
     def _rebuilt(self) -> Any:
         self._drop()
+        if self._grammar.slow or self._rebuilds == _MOST_REBUILDS:
+            return None
         self._rebuilds, self._owned = self._rebuilds + 1, True
-        return self._grammar.build() if self._rebuilds <= _MOST_REBUILDS else None
+        return self._grammar.rebuilt()
 
     def _drop(self) -> None:
         self._matcher, self._owned, self._done, self._ahead = None, False, 0, []

@@ -135,6 +135,7 @@ class Desk:
         self.llm, self.settings = llm, settings
         if llm.tokenizer is not None:
             llm.tokenizer.literal_text.prepare()  # a second in which nobody else would be answered
+            llm.tokenizer.grammars.prepare()
         self.names = settings.served_names or _names(llm.name)
         """Names of the model for clients."""
         self._place = llm.name if os.sep in llm.name else self.names[0]

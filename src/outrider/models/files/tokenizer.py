@@ -67,6 +67,8 @@ class Tokenizer:
         self.eos_ids = frozenset(eos_ids)
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
+        self.grammars = GrammarCompiler(self)
+        """Compiles grammars for this vocabulary, and reads it with the first."""
         self._byte_level = _decoder_names(backend) == {"ByteLevel"}
         self._byte_fallback = "ByteFallback" in _decoder_names(backend)
 
@@ -149,11 +151,6 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Highest real id plus one; a model's logits may have more columns."""
         return max(self.vocabulary, default=-1) + 1
-
-    @cached_property
-    def grammars(self) -> GrammarCompiler:
-        """Compiles grammars for this vocabulary."""
-        return GrammarCompiler(self)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
