@@ -132,6 +132,14 @@ def streamed(client: httpx.Client, wish: dict[str, Any]) -> Said:
     return Said([outputs[index] for index in sorted(outputs)], usage)
 
 
+def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a stream, which ends with [DONE]."""
+    assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
+    lines = [line[len("data: ") :] for line in answer.text.split("\n") if line.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
 def everywhere(client: httpx.Client, wish: dict[str, Any], *, drafts: bool = True) -> Said:
     """Ask in four ways, and compare.
 

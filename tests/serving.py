@@ -62,6 +62,7 @@ def serving(llm: LLM, **settings: Any) -> Iterator[Served]:
         if not desk.draining:
             server.drain()
         thread.join(20)
+        desk.close()
         assert not thread.is_alive()
 
 

@@ -89,10 +89,7 @@ class Choice:
         for token, drafted in zip(self.token_ids, self.from_draft, strict=True):
             text = stream.push(token)[:left]
             left -= len(text)
-            if found and found[-1][1] == drafted:
-                found[-1] = (found[-1][0] + text, drafted)
-            elif text:
-                found.append((text, drafted))
+            add_piece(found, text, drafted)
         return found
 
     def __repr__(self) -> str:
@@ -216,3 +213,17 @@ def _counts(choices: Sequence[Choice], stats: SpeculationStats) -> list[str]:
 
 def _tokens(ids: Sequence[int]) -> str:
     return f"tokens={len(ids)}"
+
+
+def add_piece(pieces: list[tuple[str, bool]], text: str, drafted: bool) -> None:
+    """Add text to a list of pieces; it joins the last one if both were drafted, or neither.
+
+    Args:
+        pieces: text, with whether it consists of accepted drafts.
+        text: what follows.
+        drafted: whether it consists of accepted drafts.
+    """
+    if pieces and pieces[-1][1] == drafted:
+        pieces[-1] = (pieces[-1][0] + text, drafted)
+    elif text:
+        pieces.append((text, drafted))

@@ -307,6 +307,29 @@ def test_prompt_logprobs_are_complete_however_warm_the_cache(chunk: int, backend
     assert_clean(warm)
 
 
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("chunk", [5, 512])
+def test_a_prompts_logprobs_are_computed_once_for_all_of_its_outputs(chunk: int, warm: bool) -> None:
+    wish = SamplingParams(temperature=1.0, seed=3, max_tokens=12, n=4, prompt_logprobs=2)
+    plain = dataclasses.replace(wish, prompt_logprobs=None)
+    llm = make("none", cache=WARM if warm else COLD, scheduler=SchedulerConfig(prefill_chunk=chunk))
+    truth = make("none", cache=COLD).generate(LONG, dataclasses.replace(wish, n=1))[0]
+    texts = [one.token_ids for one in llm.generate(LONG, plain)[0].choices]
+    counted: list[int] = []
+    forward = llm.engine.target.forward
+
+    def counting(batch: Any, *rest: Any) -> TargetOutput:
+        counted.append(sum(len(rows.forced) for rows in batch.sequences if rows.all_logits))
+        return forward(batch, *rest)
+
+    llm.engine.target.forward = counting  # type: ignore[method-assign]
+    done = llm.generate(LONG, wish)[0]
+    assert [one.token_ids for one in done.choices] == texts
+    assert_prompt(done.prompt_logprobs, truth.prompt_logprobs)
+    assert sum(counted) == len(LONG) - 1
+    assert_clean(llm)
+
+
 def assert_prompt(mine: Any, truth: Any) -> None:
     assert len(mine) == len(LONG)
     assert mine[0] is None

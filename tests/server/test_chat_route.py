@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from typing import Any
 
 import httpx
 import pytest
-from asked import token_bytes
+from asked import events_of, token_bytes
 from serving import Served
 
 from outrider.server.wire.chat import ChatAnswer, ChatChunk
 from outrider.server.wire.completions import CompletionAnswer
 
 MESSAGES = [{"role": "user", "content": "tell me of the sea"}]
-
-
-def events(answer: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a stream, which ends with [DONE]."""
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    lines = [line[len("data: ") :] for line in answer.text.split("\n") if line.startswith("data: ")]
-    assert lines.pop() == "[DONE]"
-    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 7}, {"seed": 3, "n": 3, "stop": ["e"]}])
@@ -38,7 +29,7 @@ def test_a_chat_answer_is_the_librarys(served: Served, client: httpx.Client, opt
     streamed = client.post(
         "/v1/chat/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}}
     )
-    chunks = [ChatChunk.model_validate(event) for event in events(streamed)]
+    chunks = [ChatChunk.model_validate(event) for event in events_of(streamed)]
     texts = ["" for _ in done.choices]
     for chunk in chunks:
         for choice in chunk.choices:
@@ -57,7 +48,7 @@ def test_a_chat_answer_is_the_librarys(served: Served, client: httpx.Client, opt
 def test_every_chunk_may_tell_the_usage_so_far(client: httpx.Client, path: str, prompt: dict[str, Any]) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = prompt | {"max_tokens": 6, "n": 2, "seed": 1, "ignore_eos": True, "stream": True, "stream_options": options}
-    usages = [event["usage"] for event in events(client.post(path, json=body))]
+    usages = [event["usage"] for event in events_of(client.post(path, json=body))]
     counts = [usage["completion_tokens"] for usage in usages]
     assert len({usage["prompt_tokens"] for usage in usages}) == 1
     assert counts == sorted(counts)
@@ -87,7 +78,7 @@ def test_echo_and_prompt_logprobs(served: Served, client: httpx.Client) -> None:
         assert len(choice.logprobs.tokens) == answer.usage.prompt_tokens + most  # type: ignore[union-attr]
         streamed = client.post("/v1/completions", json=body | {"stream": True})
         tokens = [
-            token for event in events(streamed) for part in event["choices"] for token in part["logprobs"]["tokens"]
+            token for event in events_of(streamed) for part in event["choices"] for token in part["logprobs"]["tokens"]
         ]
         assert tokens == choice.logprobs.tokens
 

@@ -39,7 +39,7 @@ def test_where_keys_share_a_server_none_may_hurry(llm: LLM) -> None:
 
 def test_a_full_server_reads_no_prompt(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(llm, max_waiting=0) as served, served.client() as client:
-        monkeypatch.setattr(type(served.desk), "read", unread)
+        monkeypatch.setattr(type(served.desk), "run", unread)
         with served.desk.admitted(served.desk.max_running, None):
             told = asked(client)
         assert told.status_code == 429

@@ -177,7 +177,7 @@ def test_nothing_private_is_logged(
         asked(served.port, f"GET /{key} HTTP/9.9\r\nAuthorization: {key}\r\n\r\n".encode())
         answer = client.post("/v1/completions", json=WISH | {"prompt": prompt, "max_tokens": 24}).json()
         texts += [choice["text"] for choice in answer["choices"]]
-        monkeypatch.setattr(type(llm.reader), "prompt", failing)
+        monkeypatch.setattr(type(llm.reader), "ready", failing)
         failed = client.post("/v1/completions", json=WISH | {"prompt": prompt})
         assert failed.status_code == 500
     ours = [record for record in caplog.records if not record.name.startswith(("httpx", "httpcore"))]
@@ -193,7 +193,7 @@ def failing(*given: object) -> object:
 
 
 def test_errors_tell_no_insides(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(llm.reader), "prompt", failing)
+    monkeypatch.setattr(type(llm.reader), "ready", failing)
     with serving(llm) as served, served.client() as client:
         for path, wish in (("/v1/completions", WISH), ("/v1/chat/completions", CHAT)):
             for streamed in (False, True):

@@ -34,9 +34,10 @@ LONG = BODY | {"max_tokens": 480}
 
 
 @contextmanager
-def process(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A server in its own process, and its port."""
-    command = [sys.executable, "-m", "outrider", "serve", "--model", str(folder), "--backend", "hf", "--port", "0"]
+def process(folder: Path, *options: str, first: str = "") -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server in its own process, and its port; ``first`` is run before it."""
+    run = f"{first}\nimport sys\nfrom outrider.cli import main\nsys.exit(main())"
+    command = [sys.executable, "-c", run, "serve", "--model", str(folder), "--backend", "hf", "--port", "0"]
     command += ["--context-length", "512", *options]
     alone = os.environ | {"OMP_NUM_THREADS": "1", "OUTRIDER_API_KEY": KEY}  # more threads would wait for each other
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=alone) as child:
@@ -100,6 +101,31 @@ def test_a_second_signal_ends_at_once(tmp_path: Path, caplog: pytest.LogCaptureF
             assert b"[DONE]" not in read_all(streams)
         assert soon(served.idle)
     assert not [record for record in caplog.records if record.exc_info]
+
+
+SLOW = """
+import threading
+from outrider.models.files.tokenizer import Tokenizer
+encode = Tokenizer.encode
+def held(self, text, *more, **named):
+    if text.startswith("held"):
+        print("reading", flush=True)
+        threading.Event().wait(60)
+    return encode(self, text, *more, **named)
+Tokenizer.encode = held
+"""
+"""Makes a prompt that takes a minute to read."""
+
+
+def test_a_second_signal_does_not_wait_for_prompts_that_are_read(folder: Path) -> None:
+    with process(folder, first=SLOW) as (child, port), connected(port) as waits:
+        waits.sendall(request("/v1/completions", SOME | {"prompt": "held" + "x" * 5000}, BEARER))
+        assert child.stdout is not None
+        assert child.stdout.readline() == "reading\n"
+        child.send_signal(signal.SIGINT)
+        assert soon(lambda: asked(port, request("/ready", None, "Connection: close", method="GET"))[0] == 503)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(10) == 0
 
 
 def test_what_does_not_finish_in_time_is_told_so(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_the_end_of_sequence_anywhere_in_a_block(ask: Any, end: int) -> None:
         client = ask(answering([*word[:place], end, *word]))
         said = everywhere(client, body(route, PROMPT, max_tokens=24, logprobs=0), drafts=place > 0)
         assert said.texts == ["xyz uvw"[:place]]
-        assert said.outputs[0].reasons == ("stop", end)
+        assert said.outputs[0].reasons == ("stop", None)
         assert said.usage["completion_tokens"] == place + 1 == len(said.outputs[0].tokens)
 
 

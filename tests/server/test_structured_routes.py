@@ -52,6 +52,13 @@ def test_two_forms_of_one_answer_are_refused(client: httpx.Client) -> None:
     assert "guided_regex and guided_choice" in told.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("given", [{}, {"json_object": False}, {"regex": None, "choice": None}])
+def test_structured_outputs_without_a_form_are_refused(client: httpx.Client, given: dict[str, Any]) -> None:
+    told = client.post("/v1/completions", json={"prompt": "a", "structured_outputs": given})
+    assert told.status_code == 400
+    assert told.json()["error"]["param"] == "structured_outputs"
+
+
 @pytest.mark.parametrize("pattern", ["(", "a{4000000000}"])
 def test_a_bad_pattern_fails_its_own_request(served: Served, client: httpx.Client, pattern: str) -> None:
     told = client.post("/v1/completions", json={"prompt": "a", "guided_regex": pattern, "max_tokens": 4})

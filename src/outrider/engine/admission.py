@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 TOO_LONG: Final = "context_length_exceeded"
 """The code of errors about a prompt that leaves no room in the context."""
+_DRAWN_BITS: Final = 53
+"""A drawn seed is reported, and JSON's readers keep no more bits of a number."""
 
 
 def admit(
@@ -51,7 +53,7 @@ def admit(
     params = in_tokens(params, tokenizer)
     _check(prompt, params, tokenizer, vocabulary, longest)
     if seed is None:
-        seed = secrets.randbits(64) if params.seed is None else params.seed
+        seed = secrets.randbits(_DRAWN_BITS) if params.seed is None else params.seed
     seed %= 2**64
     inputs, ends = list(prompt), frozenset(params.stop_token_ids)
     limit = longest if params.max_tokens is None else min(longest, len(inputs) + params.max_tokens)
@@ -79,7 +81,7 @@ def admit(
         stopper=Stopper(params, ends, limit - len(inputs), stream),
         most_nodes=_most_nodes(params),
         prediction=params.prediction_ids[:longest],  # no output is longer
-        prompt_logprobs=[] if params.prompt_logprobs is None else [None],
+        prompt_logprobs=[] if params.prompt_logprobs is None or choice else [None],
     )
 
 

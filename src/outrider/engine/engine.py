@@ -163,7 +163,7 @@ class Engine:
         """Write every turn's verdict, and what the output takes of it; requests and pages stay as they are."""
         rows = iter(rows_of(output.logits, self.vocabulary, _asked(turns, batch)))
         for index, turn in enumerate(turns):
-            if turn.request.params.prompt_logprobs is not None and turn.forced:
+            if turn.request.prompt_top is not None and turn.forced:
                 turn.prompt_logprobs = self._of_prompt(turn, batch.forced_logits(output.logits, index))
             if turn.tree is not None:
                 self._accept(turn, next(rows))
@@ -192,7 +192,7 @@ class Engine:
 
     def _of_prompt(self, turn: Turn, logits: torch.Tensor) -> list[TokenLogprob]:
         """Log-probabilities of the prompt's tokens that a turn's forced rows predict."""
-        request, top = turn.request, turn.request.params.prompt_logprobs
+        request, top = turn.request, turn.request.prompt_top
         assert top is not None
         prompt, known = request.inputs[: request.prompt_length], len(request.prompt_logprobs)
         return prompt_logprobs(logits[:, : self.vocabulary], prompt, request.computed, known, top)

@@ -119,13 +119,21 @@ class Request:
         return len(self.inputs) - self.computed
 
     @property
+    def prompt_top(self) -> int | None:
+        """How many of the best tokens to report beside each of the prompt's; None reports none.
+
+        The first output of a prompt reports for all of them.
+        """
+        return self.params.prompt_logprobs if self.choice == 0 else None
+
+    @property
     def reusable(self) -> int:
         """Most rows that may be reused instead of computed.
 
         The last two are computed always, so that the first token comes from a prompt's pass as it does without; and so
         is every row that a log-probability of the prompt still waits for.
         """
-        if self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_length:
+        if self.prompt_top is not None and len(self.prompt_logprobs) < self.prompt_length:
             return len(self.prompt_logprobs) - 1
         return max(0, self.wanted - 2)
 

@@ -99,7 +99,7 @@ class Turn:
             context=start,
             forced=tuple(request.inputs[start : start + self.forced]) if self.forced else (),
             tree=self.tree,
-            all_logits=request.params.prompt_logprobs is not None,
+            all_logits=request.prompt_top is not None,
         )
 
     @cached_property

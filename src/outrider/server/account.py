@@ -9,18 +9,20 @@ from outrider.requests.request import Request
 from outrider.server.wire.shared import CompletionDetails, PromptDetails, SpeculationUsage, Timings, Usage
 
 
-def usage(groups: Sequence[Sequence[Request]], algorithm: str, *, predicts: bool, reasoning: int = 0) -> Usage:
+def usage(
+    groups: Sequence[Sequence[Request]], algorithm: str, *, completion: int, predicts: bool, reasoning: int = 0
+) -> Usage:
     """Tokens and drafts of all choices of all prompts.
 
     Args:
         groups: the requests of each prompt.
+        completion: tokens that the client has got; the engine may be further.
         algorithm: the server's own method, for requests that no method has served.
         predicts: whether the client gave a prediction, so that its drafts are counted as OpenAI does.
         reasoning: tokens of reasoning.
     """
     requests = [request for group in groups for request in group]
     prompt = sum(group[0].prompt_length for group in groups)
-    completion = sum(len(request.inputs) - request.prompt_length for request in requests)
     stats = SpeculationStats()
     for request in requests:
         stats.merge(request.stats)

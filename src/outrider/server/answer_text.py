@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from outrider.completion import add_piece
 from outrider.models.files.tokenizer import Tokenizer
 from outrider.server.tools.answer import AnswerFormat
 from outrider.server.tools.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart, joined
@@ -63,10 +64,7 @@ class AnswerText:
     def _add(self, found: Sequence[Part], drafted: bool, parts: list[Part], told: Pieces) -> None:
         parts += found
         said = "".join(part.text for part in found if isinstance(part, (Content, Reasoning)))
-        if told and told[-1][1] == drafted:
-            told[-1] = (told[-1][0] + said, drafted)
-        elif said:
-            told.append((said, drafted))
+        add_piece(told, said, drafted)
 
     def _counted(self, found: Sequence[Part]) -> list[Part]:
         """The parts without those of calls that do not count."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from outrider.completion import Choice
@@ -10,7 +11,7 @@ from outrider.requests.stopping import FinishReason
 from outrider.server import logprobs
 from outrider.server.answer_text import AnswerText, delta, whole
 from outrider.server.exchange import FINISH, Exchange, Step
-from outrider.server.sse import DONE, ChunkEvents, event
+from outrider.server.sse import DONE
 from outrider.server.tools.parts import Content
 from outrider.server.wire.chat import (
     ChatAnswer,
@@ -24,21 +25,26 @@ from outrider.server.wire.shared import Usage
 _CALLED: Final = "tool_calls"
 
 
-async def answer(exchange: Exchange) -> ChatAnswer:
+async def answer(exchange: Exchange) -> bytes:
     """Answer a conversation.
 
     Raises:
         Refusal: it failed or took too long.
-        OutriderError: the engine refuses it.
+        OutriderError: it cannot be served.
     """
-    choices = [_choice(exchange, choice) for choice in await exchange.complete()]
-    return ChatAnswer(
+    return await exchange.complete(partial(_written, exchange))
+
+
+def _written(exchange: Exchange, choices: Sequence[Choice]) -> bytes:
+    made = [_choice(exchange, choice) for choice in choices]
+    done = ChatAnswer(
         **exchange.head,
-        choices=choices,
+        choices=made,
         usage=exchange.usage,
         timings=exchange.timings,
         prompt_logprobs=_of_prompt(exchange),
     )
+    return done.model_dump_json().encode()
 
 
 def _choice(exchange: Exchange, choice: Choice) -> ChatChoice:
@@ -98,7 +104,7 @@ class _ChatWriter:
 
     def __init__(self, exchange: Exchange, texts: Sequence[AnswerText]) -> None:
         self._exchange, self._texts = exchange, texts
-        self._quick = ChunkEvents(ChatChunk(**exchange.head, choices=[]))
+        self._events = exchange.chunk_events(ChatChunk(**exchange.head, choices=[]))
 
     def opening(self) -> bytes:
         """The role, before anything is known."""
@@ -118,7 +124,7 @@ class _ChatWriter:
             return None
         if step.text_alone and len(parts) == 1 and isinstance(parts[0], Content) and not self._tells_usage:
             said = {"content": parts[0].text}
-            return self._quick.event({"index": step.place, "delta": said, "logprobs": None, "finish_reason": None})
+            return self._events.quick({"index": step.place, "delta": said, "logprobs": None, "finish_reason": None})
         reason = step.request.finish_reason if step.ended else None
         choice = ChunkChoice(
             index=step.place,
@@ -149,5 +155,4 @@ class _ChatWriter:
     def _event(self, choices: Sequence[ChunkChoice], **more: Any) -> bytes:
         if self._tells_usage:
             more.setdefault("usage", self._usage)
-        chunk = ChatChunk(**self._exchange.head, choices=list(choices), **more)
-        return event(chunk.model_dump_json())
+        return self._events.whole(choices, **more)

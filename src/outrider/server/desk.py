@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import hashlib
 import math
 import os
@@ -25,18 +26,28 @@ from outrider.requests.request import Request
 from outrider.requests.turn import Progress
 from outrider.server.failures import Refusal, draining
 from outrider.server.settings import ServerSettings
-from outrider.server.wishes import Caller
+from outrider.server.wishes import Caller, tokenizer_of
 
 _Result = TypeVar("_Result")
-_READERS: Final = 4
 _LONGEST_RETRY: Final = 60
 _NO_RETRY: Final = {"x-should-retry": "false"}
 """OpenAI's clients send a request again after 408, unless they are told that it would take as long once more."""
-_QUICK: Final = 4096
-"""Bytes of a request that the event loop reads itself; a thread takes longer to start than they take to encode."""
-
 _NOBODY: Final = "nobody"
 """The tenant of those without a key: a salt of their own buys them no share of their own."""
+
+
+class Lane(enum.Enum):
+    """Where a piece of work is done, by what it takes."""
+
+    QUICK = enum.auto()
+    """Less than a thread takes to start: the event loop does it."""
+    LONG = enum.auto()
+    """Prompts to read and answers to write, megabytes of them."""
+    GRAMMAR = enum.auto()
+    """A grammar to compile, which may take a second; other work does not wait for it."""
+
+
+_THREADS: Final = {Lane.LONG: 4, Lane.GRAMMAR: 2}
 
 
 class Watcher(Protocol):
@@ -82,10 +93,7 @@ class Ticket:
             Refusal: it took too long, or the server ends.
         """
         while True:
-            try:
-                item = await self._driver.awaited(self.call)
-            except (KeyboardInterrupt, SystemExit) as error:  # of a round: it ends the request, and not the event loop
-                raise RuntimeError(f"the round raised {type(error).__name__}") from error
+            item = await _harmless(self._driver.awaited(self.call))
             if item is None:
                 break
             yield item
@@ -152,27 +160,36 @@ class Desk:
         self.since = int(time.time())
         self.fingerprint = _fingerprint(llm)
         """Equal seeds give equal texts as long as it is the same."""
-        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="outrider-reader")
-        """Read prompts and compile grammars; nothing else waits for them."""
+        self._threads = {
+            lane: ThreadPoolExecutor(count, thread_name_prefix=f"outrider-{lane.name.lower()}")
+            for lane, count in _THREADS.items()
+        }
         self._tickets: set[Ticket] = set()
         self._empty = asyncio.Event()
         self._empty.set()
         self._mean_seconds = 1.0
 
-    async def read(self, size: int, work: Callable[[], _Result]) -> _Result:
-        """Run what reads a prompt: in a thread, unless the request is short.
+    def close(self) -> None:
+        """Forget the work that has not begun; what runs in a thread is left to end by itself."""
+        for pool in self._threads.values():
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, work: Callable[[], _Result], lane: Lane) -> _Result:
+        """Do what reads a request or writes an answer, in a thread unless it is quick.
+
+        Whoever calls it holds a place (:meth:`admitted`), so that only as much work waits as there are places.
 
         Args:
-            size: bytes of the request.
-            work: reads it.
+            work: does it.
+            lane: where it is done.
 
         Raises:
             OutriderError: it cannot be served; clients are not told the model's place on this machine.
         """
         try:
-            if size <= _QUICK:
+            if lane is Lane.QUICK:
                 return work()
-            return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+            return await asyncio.get_running_loop().run_in_executor(self._threads[lane], work)
         except OutriderError as error:
             kind = RequestError if isinstance(error, ModelError) else type(error)  # such as: no chat template
             told = str(error).replace(self._place, self.names[0])
@@ -195,9 +212,7 @@ class Desk:
         Raises:
             Refusal: it has none.
         """
-        if self.llm.tokenizer is None:
-            raise Refusal(400, "this model has no tokenizer, so it serves only token ids")
-        return self.llm.tokenizer
+        return tokenizer_of(self.llm)
 
     @property
     def one_row_seconds(self) -> float | None:
@@ -210,8 +225,8 @@ class Desk:
         """Requests that have not ended."""
         return self._held.total()
 
-    def check_room(self, count: int, tenant: str | None) -> None:
-        """Refuse requests that could not be admitted now; asked before a prompt is read, too.
+    def _check_room(self, count: int, tenant: str | None) -> None:
+        """Refuse requests that cannot be admitted now.
 
         A full server still admits tenants up to equal shares of its places: others cannot keep them out.
 
@@ -237,16 +252,22 @@ class Desk:
 
     @contextmanager
     def admitted(self, count: int, tenant: str | None) -> Iterator[None]:
-        """Hold places for requests as long as they are open; arguments and errors are those of :meth:`check_room`."""
-        self.check_room(count, tenant)
+        """Hold places for requests, from before their prompts are read until they have ended.
+
+        Args:
+            count: how many requests.
+            tenant: the owner of their key.
+
+        Raises:
+            Refusal: the server drains, or too many wait.
+        """
+        self._check_room(count, tenant)
         holder = tenant or _NOBODY
         self._held[holder] += count
         self._empty.clear()
-        began = time.perf_counter()
         try:
             yield
         finally:
-            self._mean_seconds += 0.1 * (time.perf_counter() - began - self._mean_seconds)
             self._held[holder] -= count
             if not self.open:
                 self._empty.set()
@@ -255,7 +276,7 @@ class Desk:
     async def called(
         self, wishes: Sequence[RequestSpec], *, ends_only: bool, seconds: float | None
     ) -> AsyncIterator[Ticket]:
-        """Queue completions; whatever of them is open when the block ends is cancelled.
+        """Queue completions that hold places; whatever of them is open when the block ends is cancelled.
 
         Args:
             wishes: prompts and parameters.
@@ -263,18 +284,18 @@ class Desk:
             seconds: time for all of them, of the client's; the server's own bound holds beside it.
 
         Raises:
-            Refusal: they cannot be admitted.
             OutriderError: the engine refuses them.
         """
-        with self.admitted(sum(params.n for _, params in wishes), wishes[0][1].tenant):
-            call = await _harmless(self.llm.driver.asubmit(wishes, ends_only=ends_only))
-            ticket = Ticket(self.llm.driver, call, min(self.settings.request_seconds, seconds or math.inf))
-            self._tickets.add(ticket)
-            try:
-                yield ticket
-            finally:
-                self._tickets.remove(ticket)
-                ticket.close()
+        began = time.perf_counter()
+        call = await _harmless(self.llm.driver.asubmit(wishes, ends_only=ends_only))
+        ticket = Ticket(self.llm.driver, call, min(self.settings.request_seconds, seconds or math.inf))
+        self._tickets.add(ticket)
+        try:
+            yield ticket
+        finally:
+            self._tickets.remove(ticket)
+            ticket.close()
+            self._mean_seconds += 0.1 * (time.perf_counter() - began - self._mean_seconds)
 
     def drain(self) -> None:
         """Admit nothing more."""

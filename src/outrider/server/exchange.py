@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final, NamedTuple
 
-from outrider.completion import Choice
+from outrider.completion import Choice, add_piece
 from outrider.models.files.tokenizer import Tokenizer
 from outrider.requests.request import Request, TokenLogprob
 from outrider.requests.stopping import FinishReason, TokenStream
 from outrider.requests.turn import Progress
 from outrider.server.account import timings, usage
-from outrider.server.desk import Desk, Ticket
+from outrider.server.desk import Desk, Lane, Ticket
 from outrider.server.failures import refusal_of
+from outrider.server.sse import ChunkEvents
 from outrider.server.wire.shared import AnswerHead, Timings, Usage
 from outrider.server.wishes import Wishes
 
@@ -39,27 +41,57 @@ class Step(NamedTuple):
         return not self.ended and self.logprobs is None and self.pieces is None
 
 
+class Intake(NamedTuple):
+    """A request that is still to be read."""
+
+    outputs: int
+    """How many it asks for."""
+    work: Callable[[], Wishes]
+    """Reads it."""
+    lane: Lane
+    tenant: str | None
+    """The owner of its key."""
+
+
 class Exchange:
     """Follows one request's call.
 
     Args:
         desk: admits it.
-        wishes: what is asked for.
+        intake: the request.
         kind: beginning of the answer's id.
     """
 
-    def __init__(self, desk: Desk, wishes: Wishes, kind: str) -> None:
-        self.wishes, self.desk = wishes, desk
-        self.id, self.created, self.model = f"{kind}-{secrets.token_hex(12)}", int(time.time()), desk.names[0]
+    wishes: Wishes
+    """What is asked for; known once the request is read."""
+
+    def __init__(self, desk: Desk, intake: Intake, kind: str) -> None:
+        self.desk, self._intake = desk, intake
+        self._head = AnswerHead(
+            id=f"{kind}-{secrets.token_hex(12)}",
+            created=int(time.time()),
+            model=desk.names[0],
+            system_fingerprint=desk.fingerprint,
+        )
         self.reasoning = 0
         """Tokens of reasoning."""
+        self.delivered = 0
+        """Tokens that the answer has."""
         self.groups: list[list[Request]] = []
 
     @property
     def head(self) -> dict[str, Any]:
         """What an answer and all chunks of a stream begin with."""
-        head = AnswerHead(id=self.id, created=self.created, model=self.model, system_fingerprint=self.desk.fingerprint)
-        return dict(head)
+        return dict(self._head)
+
+    def chunk_events(self, empty: AnswerHead) -> ChunkEvents:
+        """What writes the stream's chunks.
+
+        Args:
+            empty: a chunk without choices.
+        """
+        tells_usage = self.wishes.include_usage or self.wishes.continuous_usage
+        return ChunkEvents(empty, frozenset() if tells_usage else {"usage"})
 
     @property
     def requests(self) -> list[Request]:
@@ -78,7 +110,13 @@ class Exchange:
     @property
     def usage(self) -> Usage:
         """Tokens and drafts so far."""
-        return usage(self.groups, self.desk.algorithm, predicts=self.wishes.predicts, reasoning=self.reasoning)
+        return usage(
+            self.groups,
+            self.desk.algorithm,
+            completion=self.delivered,
+            predicts=self.wishes.predicts,
+            reasoning=self.reasoning,
+        )
 
     @property
     def timings(self) -> Timings | None:
@@ -87,23 +125,42 @@ class Exchange:
 
     @asynccontextmanager
     async def called(self, *, ends_only: bool) -> AsyncIterator[Ticket]:
-        """Queue the call; see :meth:`Desk.called`.  From here on the usage can be told."""
-        async with self.desk.called(self.wishes.specs, ends_only=ends_only, seconds=self.wishes.seconds) as ticket:
-            self.groups = ticket.call.groups
-            yield ticket
+        """Read the request and queue its call; whatever of it is open when the block ends is cancelled.
 
-    async def complete(self) -> list[Choice]:
-        """Wait for all outputs.
+        Raises:
+            Refusal: it cannot be admitted, or fields contradict each other.
+            OutriderError: it cannot be served.
+        """
+        with self.desk.admitted(self._intake.outputs, self._intake.tenant):
+            self.wishes = wishes = await self.desk.run(self._intake.work, self._intake.lane)
+            async with self.desk.called(wishes.specs, ends_only=ends_only, seconds=wishes.seconds) as ticket:
+                self.groups = ticket.call.groups
+                yield ticket
+
+    async def complete(self, write: Callable[[list[Choice]], bytes]) -> bytes:
+        """Wait for all outputs, and write the answer.
+
+        Args:
+            write: writes it, of all outputs.
 
         Raises:
             Refusal: one of them failed or took too long.
-            OutriderError: the engine refuses them.
+            OutriderError: the request cannot be served.
         """
         async with self.called(ends_only=True) as ticket:
             async for item in ticket.progress():
                 self.desk.watcher.ended(item.request)
                 _check(item.request)
-            return [ticket.call.choice(request) for request in self.requests]
+            choices = [ticket.call.choice(request) for request in self.requests]
+            self.delivered = sum(len(choice.token_ids) for choice in choices)
+            return await self.desk.run(partial(write, choices), self._writing)
+
+    @property
+    def _writing(self) -> Lane:
+        """What writing a whole answer takes: log-probabilities are tens of values for each token."""
+        each = [params for _, params in self.wishes.specs]
+        told = any((params.logprobs, params.prompt_logprobs) != (None, None) for params in each)
+        return Lane.LONG if told else Lane.QUICK
 
     async def steps(self, ticket: Ticket) -> AsyncIterator[Step]:
         """What each round adds, to the end of all outputs.
@@ -118,6 +175,7 @@ class Exchange:
             if item.finished:
                 self.desk.watcher.ended(item.request)
                 _check(item.request)
+            self.delivered += len(item.tokens)
             yield by_request[item.request.id].step(item)
 
 
@@ -126,8 +184,10 @@ class _OutputReader:
 
     def __init__(self, place: int, request: Request, exchange: Exchange) -> None:
         self.place, self.request, self._logprobs = place, request, 0
-        skips = request.params.skip_special_tokens
-        self._stream: TokenStream | None = exchange.tokenizer.stream(skips) if exchange.wishes.pieces else None
+        tokenizer, skips = exchange.desk.llm.tokenizer, request.params.skip_special_tokens
+        self._stream: TokenStream | None = None
+        if exchange.wishes.pieces and tokenizer is not None:  # without one there is no text to cut
+            self._stream = tokenizer.stream(skips)
         self._unsaid: list[tuple[str, bool]] = []
         """Text that a round decoded and the output holds back."""
 
@@ -146,10 +206,7 @@ class _OutputReader:
         for text, drafted in waiting:
             said, unsaid = text[:left], text[left:]
             left -= len(said)
-            if found and found[-1][1] == drafted:
-                found[-1] = (found[-1][0] + said, drafted)
-            elif said:
-                found.append((said, drafted))
+            add_piece(found, said, drafted)
             if unsaid:
                 self._unsaid.append((unsaid, drafted))
         return found

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from outrider.grammar import Grammar
 from outrider.server.failures import Refusal
+from outrider.server.wire.chat import ChatRequest, NamedTool
 from outrider.server.wire.shared import ResponseFormat, SamplingFields
 
 _KINDS: Final[dict[str, Callable[[Any], Grammar]]] = {
@@ -19,6 +20,8 @@ _KINDS: Final[dict[str, Callable[[Any], Grammar]]] = {
 """The kinds of form that vLLM's fields name, and what they say."""
 _GUIDED: Final = ("json", "regex", "grammar", "choice")
 """Those with a field of their own, ``guided_…``."""
+_STRUCTURED: Final = "structured_outputs"
+"""The field that holds one of them by its name."""
 
 
 def has_form(fields: SamplingFields) -> bool:
@@ -26,16 +29,25 @@ def has_form(fields: SamplingFields) -> bool:
     return fields.response_format is not None or bool(_named(fields))
 
 
+def chat_has_form(body: ChatRequest) -> bool:
+    """The same for a conversation, whose calls may have to follow a grammar, too."""
+    bound = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
+    return bound or any(tool.function.strict for tool in body.tools or ()) or has_form(body)
+
+
 def grammar_of(fields: SamplingFields) -> Grammar | None:
     """The grammar that a request's fields ask for; None if there is none.
 
     Raises:
-        Refusal: they ask for several.
+        Refusal: they ask for several, or say that there is one and do not name it.
         ConfigError: a grammar has a mistake, or is too large.
     """
     found = {name: _KINDS[kind](value) for name, (kind, value) in _named(fields).items()}
     if fields.response_format is not None and (grammar := _of_format(fields.response_format)) is not None:
         found["response_format"] = grammar
+    if fields.structured_outputs is not None and not any(name.startswith(_STRUCTURED) for name in found):
+        told = f"{_STRUCTURED} names no form; give one of: {', '.join(_KINDS)}"
+        raise Refusal(400, told, _STRUCTURED)
     if len(found) > 1:
         raise Refusal(400, f"{' and '.join(found)} ask for different forms of one answer; give one", [*found][-1])
     return next(iter(found.values()), None)

@@ -7,7 +7,6 @@ from typing import Any
 
 from outrider.models.files.tokenizer import Tokenizer
 from outrider.requests.request import TokenLogprob
-from outrider.requests.stopping import TokenStream
 from outrider.server.wire import chat
 from outrider.server.wire.completions import CompletionLogprobs
 
@@ -28,38 +27,74 @@ def _token(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
     return {"token": spelled.decode(errors="replace"), "bytes": list(spelled)}
 
 
-class Offsets:
-    """Log-probabilities of a completion's tokens, with the place of each in the text so far.
+class CompletionTokens:
+    """Log-probabilities of a completion's tokens, with the place of each in the text.
 
     Args:
         tokenizer: makes text of tokens.
-        stream: makes the text.
-        start: characters of the text before the first token.
+        skips: whether special tokens are left out of the text.
+        echo: what the text begins with.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stream: TokenStream, start: int = 0) -> None:
-        self._tokenizer, self._stream, self._place = tokenizer, stream, start
+    def __init__(self, tokenizer: Tokenizer, *, skips: bool, echo: str) -> None:
+        self._tokenizer, self._stream, self._place = tokenizer, tokenizer.stream(skips), len(echo)
 
-    def read(self, tokens: Sequence[int], found: Sequence[TokenLogprob | None]) -> CompletionLogprobs:
-        """The next tokens' log-probabilities; None for a token that has none, the first of a prompt."""
+    def read(self, tokens: Sequence[int], found: Sequence[TokenLogprob]) -> CompletionLogprobs:
+        """The next tokens' log-probabilities."""
         offsets = []
         for token in tokens:
             offsets.append(self._place)
             self._place += len(self._stream.push(token))
-        return CompletionLogprobs(
-            tokens=[_spelling(self._tokenizer, token) for token in tokens],
-            token_logprobs=[None if item is None else item.logprob for item in found],
-            top_logprobs=[None if item is None else self._top(item) for item in found],
-            text_offset=offsets,
-        )
+        return _of_completion(self._tokenizer, tokens, found, offsets)
 
-    def _top(self, item: TokenLogprob) -> dict[str, float]:
-        """The best tokens and the chosen one."""
-        ranked = [*item.top, (item.token_id, item.logprob)]
-        best: dict[str, float] = {}
-        for token, logprob in ranked:
-            best.setdefault(_spelling(self._tokenizer, token), logprob)
-        return best
+
+def of_echo(
+    tokenizer: Tokenizer, echo: str, tokens: Sequence[int], found: Sequence[TokenLogprob | None]
+) -> CompletionLogprobs:
+    """Log-probabilities of a prompt's tokens, with the place of each in the prompt's text.
+
+    Args:
+        tokenizer: makes text of tokens.
+        echo: the prompt's text.
+        tokens: the prompt.
+        found: None for the first token, which has none.
+    """
+    stream, offsets, place = tokenizer.stream(skip_special_tokens=False), list[int](), 0
+    for token in tokens:
+        offsets.append(place)
+        if token in tokenizer.special_ids and not echo.startswith(tokenizer.token_text(token), place):
+            continue  # it was added to the text, or is left out of it
+        place = min(place + len(stream.push(token)), len(echo))
+    return _of_completion(tokenizer, tokens, found, offsets)
+
+
+def _of_completion(
+    tokenizer: Tokenizer, tokens: Sequence[int], found: Sequence[TokenLogprob | None], offsets: list[int]
+) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        tokens=[_spelling(tokenizer, token) for token in tokens],
+        token_logprobs=[None if item is None else item.logprob for item in found],
+        top_logprobs=[None if item is None else _top(tokenizer, item) for item in found],
+        text_offset=offsets,
+    )
+
+
+def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    """Log-probabilities of some tokens and of those that follow."""
+    return CompletionLogprobs(
+        tokens=first.tokens + second.tokens,
+        token_logprobs=first.token_logprobs + second.token_logprobs,
+        top_logprobs=(first.top_logprobs or []) + (second.top_logprobs or []),
+        text_offset=first.text_offset + second.text_offset,
+    )
+
+
+def _top(tokenizer: Tokenizer, item: TokenLogprob) -> dict[str, float]:
+    """The best tokens and the chosen one."""
+    best: dict[str, float] = {}
+    for token, logprob in [*item.top, (item.token_id, item.logprob)]:
+        best.setdefault(_spelling(tokenizer, token), logprob)
+    return best
 
 
 def _spelling(tokenizer: Tokenizer, token: int) -> str:

@@ -7,9 +7,12 @@ import errno
 import gc
 import logging.config
 import math
+import os
 import resource
 import socket
+import sys
 from collections.abc import Callable
+from contextlib import closing
 from types import FrameType
 from typing import Final
 
@@ -65,8 +68,19 @@ def serve(llm: LLM, settings: ServerSettings, taken: socket.socket, tell: Callab
     gc.collect()
     allow_files(settings.max_connections + _FILES)
     gc.freeze()  # what the model is made of lives as long as the server, and need not be looked at again
-    with llm:
-        Server(Desk(llm, settings), tell).run(sockets=[taken])
+    with llm, closing(Desk(llm, settings)) as desk:
+        server = Server(desk, tell)
+        server.run(sockets=[taken])
+    if server.force_exit:
+        _end_process()
+
+
+def _end_process() -> None:
+    """End now: at its usual end, a process waits for its threads, of which some may read prompts for many seconds."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def allow_files(count: int) -> None:

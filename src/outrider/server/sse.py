@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence, Set
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ DONE: Final = b"data: [DONE]\n\n"
 _PING: Final = b": still here\n\n"
 _PING_SECONDS: Final = 15.0
 _CHOICES: Final = b'"choices":['
-_NO_CHOICES: Final = _CHOICES + b"]}"
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
@@ -30,14 +29,23 @@ class ChunkEvents:
 
     Args:
         empty: a chunk without choices.
+        left_out: fields that this stream's chunks do not have.
     """
 
-    def __init__(self, empty: BaseModel) -> None:
-        self._head = b"data: " + empty.model_dump_json().encode().removesuffix(_NO_CHOICES) + _CHOICES
+    def __init__(self, empty: BaseModel, left_out: Set[str] = frozenset()) -> None:
+        self._empty, self._left_out = empty, set(left_out)
+        before, choices, self._after = self.whole([]).partition(_CHOICES)
+        self._before = before + choices
+        assert self._after.startswith(b"]"), "a chunk has a list of choices"
 
-    def event(self, choice: Mapping[str, Any]) -> bytes:
-        """A chunk with one choice, given as JSON values."""
-        return self._head + to_json(choice) + b"]}\n\n"
+    def quick(self, choice: Mapping[str, Any]) -> bytes:
+        """A chunk with nothing but one choice, given as JSON values."""
+        return self._before + to_json(choice) + self._after
+
+    def whole(self, choices: Sequence[BaseModel], **more: Any) -> bytes:
+        """A chunk with these choices and other fields."""
+        chunk = self._empty.model_copy(update={"choices": choices, **more})
+        return event(chunk.model_dump_json(exclude=self._left_out))
 
 
 class EventStream(Response):
@@ -48,13 +56,12 @@ class EventStream(Response):
 
     Args:
         events: whole events; closed when the client is gone.
-        headers: more headers.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(None, headers={**_HEADERS, **(headers or {})})
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(None, headers=_HEADERS)
         del self.headers["content-length"]
         self._events, self._idle = events, True
 

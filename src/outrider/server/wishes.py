@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 from outrider.engine.call import RequestSpec
 from outrider.grammar import Grammar
 from outrider.llm import LLM
+from outrider.models.files.tokenizer import Tokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.server.failures import Refusal
 from outrider.server.grammars import grammar_of
@@ -44,8 +44,6 @@ _SAME: Final = (
 _END: Final = 256
 """Tokens at a prompt's end that tell whether it has opened the reasoning."""
 _MOST_LISTED: Final = 1 << 20
-_SEED_BITS: Final = 53
-"""A drawn seed is reported, and JSON's readers keep no more bits of a number."""
 _COMPLETION_TOKENS: Final = 16
 """OpenAI's default for completions."""
 
@@ -68,6 +66,8 @@ class Wishes:
     """How the model writes reasoning and calls; None where the text is all there is."""
     one_call: bool = False
     """Whether only the first call counts."""
+    echoes: Sequence[str] | None = None
+    """The text of each prompt, if the outputs begin with it."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ def sampling_params(fields: SamplingFields, caller: Caller, grammar: Grammar | N
     """
     if (fields.priority or 0) < 0 and not caller.may_hurry:
         raise Refusal(400, "priority must be 0 or more where several keys share the server", "priority")
-    listed = len(fields.allowed_token_ids or ()) + sum(map(len, fields.bad_words or ()))
-    if listed * (fields.n or 1) > _MOST_LISTED:
-        told = f"allowed_token_ids and bad_words are read for each output; {_MOST_LISTED} of them in all are the most"
-        raise Refusal(400, told, "n")
+    listed = len(fields.allowed_token_ids or ()) + len(fields.logit_bias or ()) + sum(map(len, fields.bad_words or ()))
+    if listed * fields.outputs > _MOST_LISTED:
+        told = "allowed_token_ids, logit_bias and bad_words are read for each output; "
+        raise Refusal(400, f"{told}{_MOST_LISTED} of them for all outputs together are the most", "n")
     given = {name: value for name in _SAME if (value := getattr(fields, name)) is not None}
     if (wish := fields.speculation) is not None:
         given |= {
@@ -107,8 +107,6 @@ def sampling_params(fields: SamplingFields, caller: Caller, grammar: Grammar | N
             "algorithm": wish.algorithm,
             "max_draft_tokens": wish.max_draft_tokens,
         }
-    if fields.seed is None:
-        given["seed"] = _drawn_seed()
     temperature = 1.0 if fields.temperature is None else fields.temperature
     prediction = None if fields.prediction is None else fields.prediction.text
     return SamplingParams(
@@ -121,9 +119,23 @@ def sampling_params(fields: SamplingFields, caller: Caller, grammar: Grammar | N
     )
 
 
-def _drawn_seed() -> int:
-    """A seed for one prompt: prompts with the same one would not be sampled independently."""
-    return secrets.randbits(_SEED_BITS)
+def tokenizer_of(llm: LLM) -> Tokenizer:
+    """The model's tokenizer.
+
+    Raises:
+        Refusal: it has none.
+    """
+    if llm.tokenizer is None:
+        raise Refusal(400, "this model has no tokenizer, so it serves only token ids")
+    return llm.tokenizer
+
+
+def _ready(llm: LLM, params: SamplingParams) -> SamplingParams:
+    """Parameters with everything compiled and encoded, once for all outputs; each reads all of them."""
+    params, longest = llm.reader.ready([params])[0], llm.engine.target.context_length
+    if len(params.prediction or ()) <= longest:
+        return params
+    return replace(params, prediction=params.prediction_ids[:longest])  # no output is longer
 
 
 def wishes(fields: SamplingFields, specs: Sequence[RequestSpec]) -> Wishes:
@@ -179,13 +191,12 @@ def chat_wishes(body: ChatRequest, llm: LLM, caller: Caller) -> Wishes:
     if grammar is not None:  # the grammar describes all of the answer, which so begins with no reasoning
         form = replace(form, reasoning=None, reasoning_open=False)
     params = _chat_params(body, caller, grammar if written is None else Grammar.lark(written), form)
-    return replace(wishes(body, [llm.reader.prompt(prompt, params, {})]), form=form, one_call=not several)
+    return replace(wishes(body, [(prompt, _ready(llm, params))]), form=form, one_call=not several)
 
 
 def _form(llm: LLM, prompt: Sequence[int], functions: Sequence[Function]) -> AnswerFormat:
     """How the model writes an answer to a prompt."""
-    tokenizer = llm.tokenizer
-    assert tokenizer is not None
+    tokenizer = tokenizer_of(llm)
     end = tokenizer.decode(prompt[-_END:], skip_special_tokens=False)
     return answer_format(tokenizer.template_text, tokenizer.special_spellings, end, functions)
 
@@ -206,16 +217,24 @@ def completion_wishes(body: CompletionRequest, llm: LLM, caller: Caller) -> Wish
         OutriderError: they cannot be served.
         Refusal: fields contradict each other.
     """
+    if (body.logprobs, body.prompt_logprobs) != (None, None):
+        tokenizer_of(llm)  # they are told by the tokens' texts
     most = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     params = sampling_params(body, caller, grammar_of(body), max_tokens=most, logprobs=body.logprobs, **_of_echo(body))
-    prompts: list[Any] = [body.prompt] if _is_one(body.prompt) else list(body.prompt)
-    plain = body.add_special_tokens is False and llm.tokenizer is not None
-    ids = [
-        llm.tokenizer.encode(each, False) if plain and llm.tokenizer and isinstance(each, str) else each
-        for each in prompts
-    ]
-    each_drawn = [params if body.seed is not None else replace(params, seed=_drawn_seed()) for _ in ids]
-    return wishes(body, [llm.reader.prompt(each, own, {}) for each, own in zip(ids, each_drawn, strict=True)])
+    ready = _ready(llm, params)
+    made = wishes(body, [(_encoded(each, body, llm), ready) for each in body.prompts])
+    return replace(made, echoes=[_echo(each, params, llm) for each in body.prompts]) if body.echo else made
+
+
+def _encoded(prompt: str | list[int], body: CompletionRequest, llm: LLM) -> list[int]:
+    if isinstance(prompt, str) and body.add_special_tokens is False:
+        return tokenizer_of(llm).encode(prompt, False)
+    return llm.reader.encode(prompt)
+
+
+def _echo(prompt: str | list[int], params: SamplingParams, llm: LLM) -> str:
+    """A prompt's text: as it was given, or what its token ids say."""
+    return prompt if isinstance(prompt, str) else tokenizer_of(llm).decode(prompt, params.skip_special_tokens)
 
 
 def _of_echo(body: CompletionRequest) -> dict[str, Any]:
@@ -225,11 +244,7 @@ def _of_echo(body: CompletionRequest) -> dict[str, Any]:
     return {"prompt_logprobs": max(body.logprobs, body.prompt_logprobs or 0)}
 
 
-def _is_one(prompt: Any) -> bool:
-    return isinstance(prompt, str) or isinstance(prompt[0], int)
-
-
 def message(one: Message) -> dict[str, Any]:
     """A message as chat templates read it."""
-    said = one.model_dump(exclude_none=True, exclude={"refusal", "audio", "function_call", "annotations"})
+    said = one.model_dump(exclude_none=True)
     return said if said.get("content") is not None or said.get("tool_calls") else said | {"content": ""}

@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from outrider.llm import LLM
 from outrider.server import chat, completions
-from outrider.server.desk import Desk
-from outrider.server.exchange import Exchange
+from outrider.server.desk import Desk, Lane
+from outrider.server.exchange import Exchange, Intake
 from outrider.server.failures import Refusal, refusal_of
-from outrider.server.grammars import has_form
+from outrider.server.grammars import chat_has_form, has_form
 from outrider.server.sse import DONE, EventStream, event, gone
 from outrider.server.wire.chat import ChatAnswer, ChatRequest
 from outrider.server.wire.completions import CompletionAnswer, CompletionRequest
-from outrider.server.wishes import Wishes, chat_wishes, completion_wishes
+from outrider.server.wire.shared import SamplingFields
+from outrider.server.wishes import Caller, Wishes, chat_wishes, completion_wishes
 
 _Answer = TypeVar("_Answer")
-_LARGE: Final = 10**6
-"""Bytes of a request that takes long to read, such as one with a grammar to compile."""
+_QUICK: Final = 4096
+"""Bytes of a request that the event loop reads itself; a thread takes longer to start than they take to encode."""
+
+
+class _Kind(NamedTuple):
+    """How requests of one kind are read and answered."""
+
+    name: str
+    read: Callable[[Any, LLM, Caller], Wishes]
+    compiles: Callable[[Any], bool]
+    """Whether a request may have a grammar to compile."""
+    whole: Callable[[Exchange], Coroutine[Any, Any, bytes]]
+    stream: Callable[[Exchange], AsyncGenerator[bytes, None]]
+
+
+_CHAT: Final = _Kind("chatcmpl", chat_wishes, chat_has_form, chat.answer, chat.chunks)
+_TEXT: Final = _Kind("cmpl", completion_wishes, has_form, completions.answer, completions.chunks)
 
 
 def add_completions(app: FastAPI, desk: Desk) -> None:
@@ -31,37 +48,28 @@ def add_completions(app: FastAPI, desk: Desk) -> None:
 
     @app.post("/v1/chat/completions", response_model=ChatAnswer)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        desk.check_model(body.model)
-        desk.check_room(body.n or 1, request.state.tenant)
-        read = partial(chat_wishes, body, desk.llm, desk.caller(request.state.tenant, body.cache_salt))
-        size = _LARGE if body.tools or has_form(body) else _size(request)
-        exchange = Exchange(desk, await desk.read(size, read), "chatcmpl")
-        request.state.requests = exchange
-        if exchange.wishes.streams:
-            return await _streamed(request, chat.chunks(exchange))
-        return _json(await _unless_gone(request, chat.answer(exchange)))
+        return await _answered(desk, request, body, _CHAT)
 
     @app.post("/v1/completions", response_model=CompletionAnswer)
     async def text_completions(body: CompletionRequest, request: Request) -> Response:
-        desk.check_model(body.model)
-        desk.check_room(body.n or 1, request.state.tenant)
-        read = partial(completion_wishes, body, desk.llm, desk.caller(request.state.tenant, body.cache_salt))
-        wishes: Wishes = await desk.read(_LARGE if has_form(body) else _size(request), read)
-        exchange = Exchange(desk, wishes, "cmpl")
-        request.state.requests = exchange
-        echoes = [desk.tokenizer.decode(ids) if body.echo else "" for ids, _ in wishes.specs]
-        if wishes.streams:
-            return await _streamed(request, completions.chunks(exchange, echoes))
-        return _json(await _unless_gone(request, completions.answer(exchange, echoes)))
+        return await _answered(desk, request, body, _TEXT)
 
 
-def _size(request: Request) -> int:
-    """Bytes of a request's body; a client that does not tell may send many."""
-    return int(request.headers.get("content-length", _LARGE))
+async def _answered(desk: Desk, request: Request, body: SamplingFields, kind: _Kind) -> Response:
+    desk.check_model(body.model)
+    read = partial(kind.read, body, desk.llm, desk.caller(request.state.tenant, body.cache_salt))
+    lane = Lane.GRAMMAR if kind.compiles(body) else _lane(request)
+    exchange = Exchange(desk, Intake(body.outputs, read, lane, request.state.tenant), kind.name)
+    request.state.requests = exchange
+    if body.stream:
+        return await _streamed(request, kind.stream(exchange))
+    return Response(await _unless_gone(request, kind.whole(exchange)), media_type="application/json")
 
 
-def _json(answer: ChatAnswer | CompletionAnswer) -> Response:
-    return Response(answer.model_dump_json(), media_type="application/json")
+def _lane(request: Request) -> Lane:
+    """What reading a request without a grammar takes; a client that does not tell its size may send many bytes."""
+    size = int(request.headers.get("content-length", _QUICK + 1))
+    return Lane.QUICK if size <= _QUICK else Lane.LONG
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, _Answer]) -> _Answer:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 
-from outrider.server.desk import Desk
+from outrider.server.desk import Desk, Lane
 from outrider.server.wire.others import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -48,16 +47,18 @@ def add_tokens(app: FastAPI, desk: Desk) -> None:
     """Encode and decode."""
 
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> TokenizeAnswer:
+    async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeAnswer:
         desk.check_model(body.model)
-        tokens = await desk.read(10**6, partial(_tokens, desk, body))
+        with desk.admitted(1, request.state.tenant):
+            tokens = await desk.run(partial(_tokens, desk, body), Lane.LONG)
         return TokenizeAnswer(tokens=tokens, count=len(tokens), max_model_len=desk.llm.engine.target.context_length)
 
     @app.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> DetokenizeAnswer:
+    async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeAnswer:
         desk.check_model(body.model)
-        tokenizer = desk.tokenizer
-        return DetokenizeAnswer(prompt=await asyncio.to_thread(tokenizer.decode, body.tokens, False))
+        with desk.admitted(1, request.state.tenant):
+            prompt = await desk.run(partial(desk.tokenizer.decode, body.tokens, False), Lane.LONG)
+        return DetokenizeAnswer(prompt=prompt)
 
 
 def _tokens(desk: Desk, body: TokenizeRequest) -> list[int]:

@@ -236,5 +236,5 @@ class ChatChunk(AnswerHead):
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChunkChoice]
-    usage: Usage | None = absent()
+    usage: Usage | None = Field(None, description="Only with `include_usage`; null before the stream's end.")
     timings: Timings | None = absent()

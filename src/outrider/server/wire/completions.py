@@ -32,6 +32,17 @@ class CompletionRequest(SamplingFields):
     best_of: Literal[1] | None = Field(None, description="Only 1: nothing is thrown away.")
     suffix: Literal[""] | None = Field(None, description="Not supported.")
 
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each as text or token ids."""
+        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if one else list(self.prompt)  # type: ignore[list-item, arg-type]
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs it asks for, those of all prompts together."""
+        return len(self.prompts) * (self.n or 1)
+
 
 class CompletionLogprobs(BaseModel):
     """Log-probabilities of a completion's tokens, in lists of equal length."""
@@ -62,5 +73,5 @@ class CompletionAnswer(AnswerHead):
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
-    usage: Usage | None = absent()
+    usage: Usage | None = Field(None, description="In a stream only with `include_usage`; null before its end.")
     timings: Timings | None = absent()

@@ -185,6 +185,11 @@ class SamplingFields(BaseModel):
     return_pieces: bool | None = Field(None, description="Mark in each chunk which text was drafted.")
     user: str | None = unread()
 
+    @property
+    def outputs(self) -> int:
+        """How many outputs it asks for."""
+        return self.n or 1
+
 
 class PromptDetails(BaseModel):
     """What became of the prompt."""
