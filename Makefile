@@ -25,14 +25,15 @@ serve: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 	$(BIN)/python scripts/fetch_model.py
-	$(BIN)/python -m pytest -q -m 'real and not pair'
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --one-core -m 'real and not pair and not thorough'
 
 # The wheels in fresh environments, on the oldest and the newest Python there is.
 installed:
 	$(PYTHON) scripts/check_installed.py
 
 thorough: $(VENV)/.installed
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m thorough
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m 'thorough and not real'
+	$(BIN)/python -m pytest -q -m 'thorough and real'
 
 # The server's page in a browser; needs Chromium.
 page: $(VENV)/.installed

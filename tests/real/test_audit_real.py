@@ -42,6 +42,7 @@ def test_a_short_audit_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == (0 if report["passed"] else 3)
 
 
+@pytest.mark.thorough
 def test_too_few_draws_are_no_difference(capsys: pytest.CaptureFixture[str]) -> None:
     code, report, summary = audited([], 3200, capsys)
     assert [fault["name"] for fault in report["faults"] if not fault["caught"]] == [NOISE]

@@ -117,7 +117,8 @@ COVER = {
 
 @pytest.mark.parametrize(("case", "rule"), sorted(COVER))
 def test_joint_distribution(case: str, rule: str) -> None:
-    check_pair(case, rule, variation=0.02)
+    """Less than half of the draws; the thorough run draws them all."""
+    check_pair(case, rule, variation=0.03)
 
 
 def drafts_with_a_head(case: str) -> bool:
@@ -135,8 +136,8 @@ def test_joint_distribution_of_every_other_pair(case: str, rule: str) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("case", "rule"), OTHERS)
-def test_joint_distribution_of_every_other_pair_in_full(case: str, rule: str) -> None:
+@pytest.mark.parametrize(("case", "rule"), widest_pairs())
+def test_joint_distribution_of_every_pair_in_full(case: str, rule: str) -> None:
     check_pair(case, rule, variation=0.02)
 
 
