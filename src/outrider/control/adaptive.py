@@ -1,0 +1,206 @@
+"""The controller: each round it asks what a draft is worth and what it costs, over all requests together.
+
+Two decisions, both by tokens per second.  *Before drafting*: whether a request drafts at all, because drafters cost
+time too.  *After drafting*: which nodes are verified.  The nodes of all trees are sorted by their chance of being
+accepted, and the best number of rows is the one with the most expected tokens per second of the pass (DSpark,
+arXiv 2607.05147, algorithm 1, for trees and for any drafter).
+
+It looks at drafted tokens, so it prunes only under rules that accept a draft where it is the target's own token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from outrider.config import SpeculationDefault
+from outrider.control.base import LoadedMethod
+from outrider.control.control_group import ControlGroup
+from outrider.control.fair_share import FairShare
+from outrider.control.pass_costs import PassCosts
+from outrider.control.survival import OwnCorrection, SurvivalEstimates
+from outrider.metrics import RoundStats
+from outrider.requests.request import Request
+from outrider.requests.turn import PLAIN, Turn
+from outrider.tree import TokenTree
+
+_FAIR: Final = 0.85
+"""Least speed of any request in a round, relative to plain decoding of the same requests."""
+_MEMORY: Final = 0.1
+"""Share of a new round in the averages of a request."""
+_CONTROL_SHARE: Final = 0.02
+"""Share of decoding rounds in the control group."""
+_LONGEST_PAUSE: Final = 64
+"""Most rounds between two probes of a request whose drafts do not pay."""
+
+
+@dataclass(eq=False)
+class _Known:
+    """What is known of one request's drafts."""
+
+    own: OwnCorrection = field(default_factory=OwnCorrection)
+    gain: float | None = None
+    """Mean tokens that drafts added to a round; None before the first."""
+    rows: float = 0.0
+    """Mean draft rows of a round."""
+    pause: int = 0
+    """Rounds to wait after a probe that did not pay; it doubles each time."""
+    waits: int = 0
+    """Rounds until the next probe."""
+
+
+class Adaptive:
+    """Lets a request draft where that pays, and verifies the drafts that pay.
+
+    Args:
+        most_nodes: most nodes of a tree, anchor included.
+        methods: what the engine has loaded, in its order.
+        costs: seconds of a pass by rows.
+    """
+
+    def __init__(self, most_nodes: int, methods: Sequence[LoadedMethod], costs: PassCosts) -> None:
+        self.most_nodes, self.costs = most_nodes, costs
+        self.control_group = ControlGroup(_CONTROL_SHARE)
+        self._compared: bool | None = None
+        """Whether the round belongs to the control group; None if it is compared with none."""
+        self._wishes = FairShare(most_nodes, methods=methods)
+        self._names = [method.name for method in methods]
+        self._survival = SurvivalEstimates()
+        self._known: WeakKeyDictionary[Request, _Known] = WeakKeyDictionary()
+        self._drafted: dict[Request, TokenTree] = {}
+        """The round's trees before they were pruned."""
+        self._draft_seconds: dict[str, float] = {}
+        """Mean seconds of drafting for one request, by method."""
+        self._idle_seconds = 0.0
+        """Mean seconds that drafters take for one request that does not draft."""
+
+    @property
+    def default(self) -> SpeculationDefault:
+        """What requests do that leave their speculation open."""
+        return self._wishes.default
+
+    @default.setter
+    def default(self, default: SpeculationDefault) -> None:
+        self._wishes.default = default
+
+    def budgets(self, turns: Sequence[Turn], draft_rows: int) -> None:
+        """Let each request draft as its method wants, or not at all where that has not paid."""
+        self._wishes.budgets(turns, draft_rows)
+        decoding = sum(turn.decodes for turn in turns)
+        open_ones = [turn for turn in turns if turn.budget.nodes > 1 and turn.request.params.speculate is None]
+        self._compared = self.control_group.draw() if open_ones and decoding == len(turns) else None
+        seconds = self._row_seconds(turns, open_ones)
+        rate = decoding / self.costs.seconds(decoding) if decoding else 0.0
+        for turn in open_ones:
+            if self._compared or not self._pays(turn, rate, seconds):
+                turn.budget = PLAIN
+
+    def _row_seconds(self, turns: Sequence[Turn], drafting: Sequence[Turn]) -> float:
+        """Seconds of a draft row, if all of these requests draft as they did before."""
+        rows = sum(turn.least_rows for turn in turns)
+        more = math.ceil(sum(self._known[turn.request].rows for turn in drafting if turn.request in self._known))
+        table = self.costs.table(rows + more)
+        return float(table[rows + more] - table[rows]) / max(1, more)
+
+    def _pays(self, turn: Turn, rate: float, row_seconds: float) -> bool:
+        """Whether a request should draft: its drafts pay, or it is time to try them again."""
+        known = self._known.setdefault(turn.request, _Known())
+        if known.gain is None:
+            return True
+        drafting = self._draft_seconds.get(self._names[turn.budget.drafter], 0.0)
+        if known.gain >= rate * (drafting + known.rows * row_seconds):
+            known.pause = 0
+            return True
+        if known.waits > 0:
+            known.waits -= 1
+            return False
+        known.pause = min(_LONGEST_PAUSE, max(2, 2 * known.pause))
+        known.waits = known.pause
+        return True
+
+    def prune(self, turns: Sequence[Turn]) -> None:
+        """Verify the nodes that make the most expected tokens per second."""
+        self._drafted.clear()
+        chances: list[tuple[float, int, int]] = []
+        decoding = [turn for turn in turns if turn.tree is not None]
+        for place, turn in enumerate(decoding):
+            tree = turn.tree
+            if tree is None or len(tree) == 1 or turn.method is None or turn.request.params.speculate is not None:
+                continue
+            known = self._known.setdefault(turn.request, _Known())
+            self._drafted[turn.request] = tree
+            survival = self._survival.survival(turn.method, tree, known.own)
+            chances += [(-survival[node], place, node) for node in range(1, len(tree))]
+        if not chances:
+            return
+        chances.sort()
+        kept = self._best(turns, decoding, chances)
+        keep: dict[int, list[int]] = {}
+        for _, place, node in chances[:kept]:
+            keep.setdefault(place, [0]).append(node)
+        for place, turn in enumerate(decoding):
+            if turn.request in self._drafted and turn.tree is not None:
+                nodes = sorted(keep.get(place, [0]))
+                if len(nodes) < len(turn.tree):
+                    turn.tree = turn.tree.subtree(nodes)
+
+    def _best(self, turns: Sequence[Turn], decoding: Sequence[Turn], chances: Sequence[tuple[float, int, int]]) -> int:
+        """How many of the nodes to verify."""
+        held = sum(len(turn.tree or ()) - 1 for turn in decoding if turn.request not in self._drafted)
+        rows = sum(turn.least_rows for turn in turns) + held
+        prompt = sum(turn.least_rows for turn in turns if not turn.decodes)
+        table = self.costs.table(rows + len(chances))
+        seconds = table[rows : rows + len(chances) + 1] - prompt * self._alone(prompt)
+        gains = np.array([-chance for chance, _, _ in chances])
+        tokens = len(decoding) + np.concatenate([[0.0], np.cumsum(gains)])
+        spent = sum(
+            self._draft_seconds.get(turn.method or "", 0.0) for turn in decoding if turn.request in self._drafted
+        )
+        worth = tokens / (spent + seconds)
+        own = np.zeros((len(chances) + 1, len(decoding)))
+        own[np.arange(1, len(chances) + 1), [place for _, place, _ in chances]] = gains
+        least = (1.0 + np.cumsum(own, axis=0)).min(axis=1)
+        worth[least * seconds[0] < _FAIR * seconds] = 0.0
+        return int(np.argmax(worth))
+
+    def _alone(self, prompt: int) -> float:
+        """Seconds of a prompt's row in a pass of many: what it takes anyway, whoever decodes beside it."""
+        return float(self.costs.table(64)[64]) / 64 if prompt else 0.0
+
+    def observe(self, turns: Sequence[Turn], stats: RoundStats) -> None:
+        """Learn what was accepted and what it cost."""
+        self.costs.observe(stats.rows.total, stats.verify + stats.other)
+        drafting = [turn for turn in turns if turn.method is not None]
+        decoding = sum(turn.decodes for turn in turns)
+        if not decoding:
+            return
+        if self._compared is not None:
+            self.control_group.observe(decoding, stats.tokens, stats.seconds, control=self._compared)
+        if drafting:
+            each = max(0.0, stats.draft - self._idle_seconds * decoding) / len(drafting)
+            for method in {turn.method for turn in drafting if turn.method is not None}:
+                _mix(self._draft_seconds, method, each)
+        elif not stats.rows.prompt:
+            self._idle_seconds += _MEMORY * (stats.draft / decoding - self._idle_seconds)
+        for turn in drafting:
+            self._learn(turn)
+
+    def _learn(self, turn: Turn) -> None:
+        verdict, tree = turn.verdict, self._drafted.get(turn.request, turn.tree)
+        known = self._known.setdefault(turn.request, _Known())
+        if verdict is None or tree is None or turn.method is None or turn.tree is None:
+            return
+        self._survival.observe(turn.method, tree, verdict.tokens, known.own)
+        gain, rows = float(len(verdict.path)), float(len(turn.tree) - 1)
+        share = 1.0 if known.gain is None else _MEMORY
+        known.gain = gain if known.gain is None else known.gain + share * (gain - known.gain)
+        known.rows += share * (rows - known.rows)
+
+
+def _mix(averages: dict[str, float], key: str, value: float) -> None:
+    averages[key] = averages[key] + _MEMORY * (value - averages[key]) if key in averages else value
