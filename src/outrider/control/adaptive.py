@@ -21,10 +21,12 @@ import numpy as np
 from outrider.config import SpeculationDefault
 from outrider.control.base import LoadedMethod
 from outrider.control.control_group import ControlGroup
+from outrider.control.draft_costs import DraftCosts
 from outrider.control.fair_share import FairShare
 from outrider.control.pass_costs import PassCosts
 from outrider.control.survival import OwnCorrection, SurvivalEstimates
 from outrider.metrics import RoundStats
+from outrider.price import RowPrice
 from outrider.requests.request import Request
 from outrider.requests.turn import PLAIN, Turn
 from outrider.tree import TokenTree
@@ -35,6 +37,8 @@ _MEMORY: Final = 0.1
 """Share of a new round in the averages of a request."""
 _CONTROL_SHARE: Final = 0.02
 """Share of decoding rounds in the control group."""
+_DEAREST: Final = 0.9
+"""Greatest chance that a draft must promise; the estimates of costs are no better than that."""
 _LONGEST_PAUSE: Final = 64
 """Most rounds between two probes of a request whose drafts do not pay."""
 
@@ -48,6 +52,8 @@ class _Known:
     """Mean tokens that drafts added to a round; None before the first."""
     rows: float = 0.0
     """Mean draft rows of a round."""
+    levels: float = 0.0
+    """Mean depth of the trees, before they were pruned."""
     pause: int = 0
     """Rounds to wait after a probe that did not pay; it doubles each time."""
     waits: int = 0
@@ -74,8 +80,7 @@ class Adaptive:
         self._known: WeakKeyDictionary[Request, _Known] = WeakKeyDictionary()
         self._drafted: dict[Request, TokenTree] = {}
         """The round's trees before they were pruned."""
-        self._draft_seconds: dict[str, float] = {}
-        """Mean seconds of drafting for one request, by method."""
+        self._drafts = [DraftCosts() for _ in methods]
         self._idle_seconds = 0.0
         """Mean seconds that drafters take for one request that does not draft."""
 
@@ -97,8 +102,12 @@ class Adaptive:
         seconds = self._row_seconds(turns, open_ones)
         rate = decoding / self.costs.seconds(decoding) if decoding else 0.0
         for turn in open_ones:
-            if self._compared or not self._pays(turn, rate, seconds):
+            if self._compared or not self._pays(turn, rate, seconds, len(open_ones)):
                 turn.budget = PLAIN
+            else:
+                step = self._drafts[turn.budget.drafter].step / len(open_ones)
+                price = RowPrice(min(_DEAREST, rate * (seconds + step)))
+                turn.budget = turn.budget._replace(price=price)
 
     def _row_seconds(self, turns: Sequence[Turn], drafting: Sequence[Turn]) -> float:
         """Seconds of a draft row, if all of these requests draft as they did before."""
@@ -107,12 +116,13 @@ class Adaptive:
         table = self.costs.table(rows + more)
         return float(table[rows + more] - table[rows]) / max(1, more)
 
-    def _pays(self, turn: Turn, rate: float, row_seconds: float) -> bool:
+    def _pays(self, turn: Turn, rate: float, row_seconds: float, drafting_requests: int) -> bool:
         """Whether a request should draft: its drafts pay, or it is time to try them again."""
         known = self._known.setdefault(turn.request, _Known())
         if known.gain is None:
             return True
-        drafting = self._draft_seconds.get(self._names[turn.budget.drafter], 0.0)
+        drafts = self._drafts[turn.budget.drafter]
+        drafting = drafts.request + known.levels * drafts.step / drafting_requests
         if known.gain >= rate * (drafting + known.rows * row_seconds):
             known.pause = 0
             return True
@@ -158,9 +168,7 @@ class Adaptive:
         seconds = table[rows : rows + len(chances) + 1] - prompt * self._alone(prompt)
         gains = np.array([-chance for chance, _, _ in chances])
         tokens = len(decoding) + np.concatenate([[0.0], np.cumsum(gains)])
-        spent = sum(
-            self._draft_seconds.get(turn.method or "", 0.0) for turn in decoding if turn.request in self._drafted
-        )
+        spent = self._draft_cost([turn for turn in decoding if turn.request in self._drafted])
         worth = tokens / (spent + seconds)
         own = np.zeros((len(chances) + 1, len(decoding)))
         own[np.arange(1, len(chances) + 1), [place for _, place, _ in chances]] = gains
@@ -182,9 +190,7 @@ class Adaptive:
         if self._compared is not None:
             self.control_group.observe(decoding, stats.tokens, stats.seconds, control=self._compared)
         if drafting:
-            each = max(0.0, stats.draft - self._idle_seconds * decoding) / len(drafting)
-            for method in {turn.method for turn in drafting if turn.method is not None}:
-                _mix(self._draft_seconds, method, each)
+            self._learn_costs(drafting, max(0.0, stats.draft - self._idle_seconds * decoding))
         elif not stats.rows.prompt:
             self._idle_seconds += _MEMORY * (stats.draft / decoding - self._idle_seconds)
         for turn in drafting:
@@ -196,11 +202,25 @@ class Adaptive:
         if verdict is None or tree is None or turn.method is None or turn.tree is None:
             return
         self._survival.observe(turn.method, tree, verdict.tokens, known.own)
-        gain, rows = float(len(verdict.path)), float(len(turn.tree) - 1)
         share = 1.0 if known.gain is None else _MEMORY
-        known.gain = gain if known.gain is None else known.gain + share * (gain - known.gain)
-        known.rows += share * (rows - known.rows)
+        known.gain = (known.gain or 0.0) + share * (len(verdict.path) - (known.gain or 0.0))
+        known.rows += share * (len(turn.tree) - 1 - known.rows)
+        known.levels += share * (max(tree.depths) - known.levels)
 
+    def _learn_costs(self, drafting: Sequence[Turn], seconds: float) -> None:
+        """What drafting cost; a round with several methods does not tell which took how long."""
+        places = {turn.budget.drafter for turn in drafting}
+        if len(places) == 1:
+            self._drafts[places.pop()].observe(len(drafting), self._levels(drafting), seconds)
 
-def _mix(averages: dict[str, float], key: str, value: float) -> None:
-    averages[key] = averages[key] + _MEMORY * (value - averages[key]) if key in averages else value
+    def _draft_cost(self, drafting: Sequence[Turn]) -> float:
+        """Estimated seconds of the round's drafting."""
+        served: dict[int, list[Turn]] = {}
+        for turn in drafting:
+            served.setdefault(turn.budget.drafter, []).append(turn)
+        return sum(self._drafts[place].seconds(len(mine), self._levels(mine)) for place, mine in served.items())
+
+    def _levels(self, turns: Sequence[Turn]) -> int:
+        """Depth of the deepest tree, before it was pruned."""
+        trees = [self._drafted.get(turn.request, turn.tree) for turn in turns]
+        return max((max(tree.depths) for tree in trees if tree is not None), default=0)
