@@ -34,7 +34,15 @@ from outrider.tree import TokenTree
 _FAIR: Final = 0.85
 """Least speed of any request in a round, relative to plain decoding of the same requests."""
 _MEMORY: Final = 0.1
-"""Share of a new round in the averages of a request."""
+"""Share of a new round in averages over all requests."""
+_OWN_ROUNDS: Final = 10.0
+"""Rounds that the averages of a request rest on."""
+_TYPICAL_ROUNDS: Final = 200.0
+"""Rounds that the averages of a method rest on."""
+_BORROWED: Final = 2.0
+"""What a method's averages count for a new request, in rounds of its own."""
+_FIRST_PAUSES: Final = 4
+"""New requests whose method does not pay at present try it after so many rounds, at different times."""
 _CONTROL_SHARE: Final = 0.02
 """Share of decoding rounds in the control group."""
 _DEAREST: Final = 0.9
@@ -48,8 +56,10 @@ class _Known:
     """What is known of one request's drafts."""
 
     own: OwnCorrection = field(default_factory=OwnCorrection)
-    gain: float | None = None
-    """Mean tokens that drafts added to a round; None before the first."""
+    rounds: float = 0.0
+    """What the averages rest on: rounds with drafts, those of other requests in part."""
+    gain: float = 0.0
+    """Mean tokens that drafts added to a round."""
     rows: float = 0.0
     """Mean draft rows of a round."""
     levels: float = 0.0
@@ -58,6 +68,14 @@ class _Known:
     """Rounds to wait after a probe that did not pay; it doubles each time."""
     waits: int = 0
     """Rounds until the next probe."""
+
+    def add(self, gain: float, rows: float, levels: float, memory: float) -> None:
+        """Book a round with drafts."""
+        self.rounds = min(memory, self.rounds + 1)
+        share = 1 / self.rounds
+        self.gain += share * (gain - self.gain)
+        self.rows += share * (rows - self.rows)
+        self.levels += share * (levels - self.levels)
 
 
 class Adaptive:
@@ -81,6 +99,8 @@ class Adaptive:
         self._drafted: dict[Request, TokenTree] = {}
         """The round's trees before they were pruned."""
         self._drafts = [DraftCosts() for _ in methods]
+        self._typical = [_Known() for _ in methods]
+        self._started = 0
         self._idle_seconds = 0.0
         """Mean seconds that drafters take for one request that does not draft."""
 
@@ -118,8 +138,8 @@ class Adaptive:
 
     def _pays(self, turn: Turn, rate: float, row_seconds: float, drafting_requests: int) -> bool:
         """Whether a request should draft: its drafts pay, or it is time to try them again."""
-        known = self._known.setdefault(turn.request, _Known())
-        if known.gain is None:
+        known = self._of(turn)
+        if not known.rounds:
             return True
         drafts = self._drafts[turn.budget.drafter]
         drafting = drafts.request + known.levels * drafts.step / drafting_requests
@@ -133,6 +153,17 @@ class Adaptive:
         known.waits = known.pause
         return True
 
+    def _of(self, turn: Turn) -> _Known:
+        """What is known of a request; a new one begins with what is typical of its method."""
+        known = self._known.get(turn.request)
+        if known is None:
+            self._started += 1
+            common, waits = self._typical[turn.budget.drafter], 1 + self._started % _FIRST_PAUSES
+            averages = common.gain, common.rows, common.levels
+            known = _Known(OwnCorrection(), min(_BORROWED, common.rounds), *averages, _FIRST_PAUSES, waits)
+            self._known[turn.request] = known
+        return known
+
     def prune(self, turns: Sequence[Turn]) -> None:
         """Verify the nodes that make the most expected tokens per second."""
         self._drafted.clear()
@@ -142,7 +173,7 @@ class Adaptive:
             tree = turn.tree
             if tree is None or len(tree) == 1 or turn.method is None or turn.request.params.speculate is not None:
                 continue
-            known = self._known.setdefault(turn.request, _Known())
+            known = self._of(turn)
             self._drafted[turn.request] = tree
             survival = self._survival.survival(turn.method, tree, known.own)
             chances += [(-survival[node], place, node) for node in range(1, len(tree))]
@@ -198,14 +229,12 @@ class Adaptive:
 
     def _learn(self, turn: Turn) -> None:
         verdict, tree = turn.verdict, self._drafted.get(turn.request, turn.tree)
-        known = self._known.setdefault(turn.request, _Known())
+        known = self._of(turn)
         if verdict is None or tree is None or turn.method is None or turn.tree is None:
             return
         self._survival.observe(turn.method, tree, verdict.tokens, known.own)
-        share = 1.0 if known.gain is None else _MEMORY
-        known.gain = (known.gain or 0.0) + share * (len(verdict.path) - (known.gain or 0.0))
-        known.rows += share * (len(turn.tree) - 1 - known.rows)
-        known.levels += share * (max(tree.depths) - known.levels)
+        for averages, memory in ((known, _OWN_ROUNDS), (self._typical[turn.budget.drafter], _TYPICAL_ROUNDS)):
+            averages.add(len(verdict.path), len(turn.tree) - 1, max(tree.depths), memory)
 
     def _learn_costs(self, drafting: Sequence[Turn], seconds: float) -> None:
         """What drafting cost; a round with several methods does not tell which took how long."""
