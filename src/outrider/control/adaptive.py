@@ -41,14 +41,15 @@ _TYPICAL_ROUNDS: Final = 200.0
 """Rounds that the averages of a method rest on."""
 _BORROWED: Final = 2.0
 """What a method's averages count for a new request, in rounds of its own."""
-_FIRST_PAUSES: Final = 4
-"""New requests whose method does not pay at present try it after so many rounds, at different times."""
+_FIRST_PAUSES: Final = range(1, 33, 4)
+"""New requests whose method does not pay at present try it after so many rounds, one after the other."""
 _CONTROL_SHARE: Final = 0.02
 """Share of decoding rounds in the control group."""
 _DEAREST: Final = 0.9
 """Greatest chance that a draft must promise; the estimates of costs are no better than that."""
+_LEAST_PAUSE: Final = 4
 _LONGEST_PAUSE: Final = 64
-"""Most rounds between two probes of a request whose drafts do not pay."""
+"""Fewest and most rounds between two probes of a request whose drafts do not pay."""
 
 
 @dataclass(eq=False)
@@ -149,7 +150,7 @@ class Adaptive:
         if known.waits > 0:
             known.waits -= 1
             return False
-        known.pause = min(_LONGEST_PAUSE, max(2, 2 * known.pause))
+        known.pause = min(_LONGEST_PAUSE, max(_LEAST_PAUSE, 2 * known.pause))
         known.waits = known.pause
         return True
 
@@ -158,9 +159,9 @@ class Adaptive:
         known = self._known.get(turn.request)
         if known is None:
             self._started += 1
-            common, waits = self._typical[turn.budget.drafter], 1 + self._started % _FIRST_PAUSES
+            common, waits = self._typical[turn.budget.drafter], _FIRST_PAUSES[self._started % len(_FIRST_PAUSES)]
             averages = common.gain, common.rows, common.levels
-            known = _Known(OwnCorrection(), min(_BORROWED, common.rounds), *averages, _FIRST_PAUSES, waits)
+            known = _Known(OwnCorrection(), min(_BORROWED, common.rounds), *averages, _LEAST_PAUSE, waits)
             self._known[turn.request] = known
         return known
 
