@@ -87,8 +87,8 @@ class Speculation:
     """Name of the acceptance rule."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the method, by name."""
-    adaptive: bool | None = None
-    """Whether a controller decides in each round what is worth drafting; None is yes for ``auto``, no for a method."""
+    adaptive: bool = False
+    """Whether a controller decides in each round what is worth drafting; else every request drafts all it can."""
 
     def __post_init__(self) -> None:
         """Check the types."""
@@ -97,8 +97,8 @@ class Speculation:
             raise ConfigError(f"speculation: method must be a method's name or config, not {self.method!r}")
         if not isinstance(self.verifier, str):
             raise ConfigError(f"speculation: verifier must be the name of an acceptance rule, not {self.verifier!r}")
-        if self.adaptive not in (None, True, False):
-            raise ConfigError(f"speculation: adaptive must be True, False or None, not {self.adaptive!r}")
+        if not isinstance(self.adaptive, bool):
+            raise ConfigError(f"speculation: adaptive must be True or False, not {self.adaptive!r}")
         if not isinstance(self.options, Mapping):
             raise ConfigError(f"speculation: options must be a dict of options and values, not {self.options!r}")
 
@@ -181,13 +181,8 @@ class Speculation:
         shown = [] if self.method == default.method else [repr(self.method)]
         shown += [] if self.verifier == default.verifier else [f"verifier={self.verifier!r}"]
         shown += [f"options={dict(self.options)!r}"] if self.options else []
-        shown += [] if self.adaptive is None else [f"adaptive={self.adaptive}"]
+        shown += [f"adaptive={self.adaptive}"] if self.adaptive else []
         return f"Speculation({', '.join(shown)})"
-
-    @property
-    def adapts(self) -> bool:
-        """Whether a controller decides in each round what is worth drafting."""
-        return self._automatic if self.adaptive is None else self.adaptive
 
     @property
     def _automatic(self) -> bool:

@@ -11,7 +11,7 @@ from tiny_heads import tiny_head
 
 from contract.cases import BACKENDS, PROMPTS, by_id, draft_models
 from contract.test_lossless import SETTINGS, plain, target_only_rules
-from outrider import LLM, SchedulerConfig
+from outrider import LLM, SchedulerConfig, Speculation
 from outrider.config import SpeculationDefault
 from outrider.control.adaptive import Adaptive
 from outrider.control.base import Controller, LoadedMethod
@@ -122,13 +122,17 @@ def test_what_pays_changes_no_text(
         made.pool.check()
 
 
-def test_auto_adapts_and_a_named_method_does_what_it_is_told() -> None:
+def test_the_controller_is_the_one_that_was_asked_for() -> None:
     def controller(speculation: object) -> object:
         with LLM.from_model(BACKENDS["hf"](0), speculation=speculation) as llm:  # type: ignore[arg-type]
             return type(llm.engine.controller)
 
-    assert controller("auto") is controller({"method": "suffix", "adaptive": True}) is Adaptive
-    assert controller("suffix") is controller({"method": "auto", "adaptive": False}) is FairShare
+    assert (
+        controller({"method": "auto", "adaptive": True}) is controller(Speculation("suffix", adaptive=True)) is Adaptive
+    )
+    assert controller("auto") is controller({"method": "suffix", "adaptive": False}) is FairShare
+    with pytest.raises(ConfigError, match="adaptive must be"):
+        controller({"method": "suffix", "adaptive": "yes"})
 
 
 def test_two_methods_with_one_draft_model_are_refused() -> None:

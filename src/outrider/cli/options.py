@@ -140,13 +140,11 @@ class CheckedSpeculation:
 
     config: DrafterConfig
     verifier: Verifier
-    adaptive: bool = False
-    """Whether a controller decides in each round what is worth drafting."""
 
     @property
     def speculation(self) -> Speculation:
         """The plan as the library's config."""
-        return Speculation(self.config, self.verifier.name, adaptive=self.adaptive)
+        return Speculation(self.config, self.verifier.name)
 
     @property
     def names(self) -> dict[str, str]:
@@ -218,7 +216,7 @@ class MethodFlags:
         if model is not None and place is not None and not drafters_named(config):
             raise ConfigError(f"{config.method} needs a draft model or head; name it with {place.shown}")
         check_exact(rule, config.method, config.needs)
-        return CheckedSpeculation(config, rule, algorithm.lower() == AUTOMATIC)
+        return CheckedSpeculation(config, rule)
 
 
 @Parameter(name="*", group=groups.SPECULATION)

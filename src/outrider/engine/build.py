@@ -110,7 +110,7 @@ def configured_engine(
         load=load_draft,
         heads=heads,
         scheduler=limits,
-        controller=_adaptive((config, *others), target) if plan.adapts else None,
+        controller=_adaptive((config, *others), target) if plan.adaptive else None,
         others=others,
         reserve=needs.__setitem__,
     )
