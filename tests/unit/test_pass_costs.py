@@ -25,7 +25,7 @@ def test_a_profile_is_told_as_it_is() -> None:
     assert costs.seconds(128) == pytest.approx(2 * STAIRCASE[64])
 
 
-@given(st.dictionaries(st.integers(1, 200), st.floats(1e-4, 10.0), min_size=1), st.integers(1, 400))
+@given(st.dictionaries(st.integers(1, 200), st.floats(1e-4, 10.0), min_size=1, max_size=6), st.integers(1, 400))
 def test_more_rows_never_cost_less(profile: dict[int, float], most: int) -> None:
     table = PassCosts(profile).table(most)
     assert len(table) > most

@@ -53,7 +53,7 @@ _LONGEST_PAUSE: Final = 64
 
 
 @dataclass(eq=False)
-class _Known:
+class _History:
     """What is known of one request's drafts."""
 
     own: OwnCorrection = field(default_factory=OwnCorrection)
@@ -93,29 +93,22 @@ class Adaptive:
         self.control_group = ControlGroup(_CONTROL_SHARE)
         self._compared: bool | None = None
         """Whether the round belongs to the control group; None if it is compared with none."""
+        self.default = SpeculationDefault()
         self._wishes = FairShare(most_nodes, methods=methods)
         self._names = [method.name for method in methods]
         self._survival = SurvivalEstimates()
-        self._known: WeakKeyDictionary[Request, _Known] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Request, _History] = WeakKeyDictionary()
         self._drafted: dict[Request, TokenTree] = {}
         """The round's trees before they were pruned."""
         self._drafts = [DraftCosts() for _ in methods]
-        self._typical = [_Known() for _ in methods]
+        self._typical = [_History() for _ in methods]
         self._started = 0
         self._idle_seconds = 0.0
         """Mean seconds that drafters take for one request that does not draft."""
 
-    @property
-    def default(self) -> SpeculationDefault:
-        """What requests do that leave their speculation open."""
-        return self._wishes.default
-
-    @default.setter
-    def default(self, default: SpeculationDefault) -> None:
-        self._wishes.default = default
-
     def budgets(self, turns: Sequence[Turn], draft_rows: int) -> None:
         """Let each request draft as its method wants, or not at all where that has not paid."""
+        self._wishes.default = self.default
         self._wishes.budgets(turns, draft_rows)
         decoding = sum(turn.decodes for turn in turns)
         open_ones = [turn for turn in turns if turn.budget.nodes > 1 and turn.request.params.speculate is None]
@@ -154,14 +147,14 @@ class Adaptive:
         known.waits = known.pause
         return True
 
-    def _of(self, turn: Turn) -> _Known:
+    def _of(self, turn: Turn) -> _History:
         """What is known of a request; a new one begins with what is typical of its method."""
         known = self._known.get(turn.request)
         if known is None:
             self._started += 1
             common, waits = self._typical[turn.budget.drafter], _FIRST_PAUSES[self._started % len(_FIRST_PAUSES)]
             averages = common.gain, common.rows, common.levels
-            known = _Known(OwnCorrection(), min(_BORROWED, common.rounds), *averages, _LEAST_PAUSE, waits)
+            known = _History(OwnCorrection(), min(_BORROWED, common.rounds), *averages, _LEAST_PAUSE, waits)
             self._known[turn.request] = known
         return known
 
