@@ -87,6 +87,8 @@ class Speculation:
     """Name of the acceptance rule."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the method, by name."""
+    adaptive: bool = False
+    """Whether a controller decides in each round what is worth drafting; else every request drafts all it can."""
 
     def __post_init__(self) -> None:
         """Check the types."""
@@ -95,6 +97,8 @@ class Speculation:
             raise ConfigError(f"speculation: method must be a method's name or config, not {self.method!r}")
         if not isinstance(self.verifier, str):
             raise ConfigError(f"speculation: verifier must be the name of an acceptance rule, not {self.verifier!r}")
+        if not isinstance(self.adaptive, bool):
+            raise ConfigError(f"speculation: adaptive must be True or False, not {self.adaptive!r}")
         if not isinstance(self.options, Mapping):
             raise ConfigError(f"speculation: options must be a dict of options and values, not {self.options!r}")
 
@@ -113,7 +117,7 @@ class Speculation:
             return given
         if isinstance(given, Mapping):
             told = {name: value for name, value in given.items() if value is not None}
-            chosen = {name: told.pop(name) for name in ("method", "verifier") if name in told}
+            chosen = {name: told.pop(name) for name in ("method", "verifier", "adaptive") if name in told}
             nested = told.pop("options", {})
             return cls(**chosen, options={**told, **cls(options=nested).options})
         if given is None or isinstance(given, bool):
@@ -177,6 +181,7 @@ class Speculation:
         shown = [] if self.method == default.method else [repr(self.method)]
         shown += [] if self.verifier == default.verifier else [f"verifier={self.verifier!r}"]
         shown += [f"options={dict(self.options)!r}"] if self.options else []
+        shown += [f"adaptive={self.adaptive}"] if self.adaptive else []
         return f"Speculation({', '.join(shown)})"
 
     @property

@@ -99,7 +99,7 @@ class LLM:
             return load_model(path, options.for_drafter)
 
         plan = planned(speculation, draft_model, head)
-        plan = Speculation(plan.drafter_config(lambda: heads_beside(model)), plan.verifier)
+        plan = Speculation(plan.drafter_config(lambda: heads_beside(model)), plan.verifier, adaptive=plan.adaptive)
         target, tokenizer = load_model(model, options)
         setup = {"load": load, "algorithms": algorithms, "cache": cache, "scheduler": scheduler}
         self._take(os.fspath(model), target, tokenizer, plan, setup)

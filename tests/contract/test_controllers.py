@@ -11,9 +11,12 @@ from tiny_heads import tiny_head
 
 from contract.cases import BACKENDS, PROMPTS, by_id, draft_models
 from contract.test_lossless import SETTINGS, plain, target_only_rules
-from outrider import SchedulerConfig
+from outrider import LLM, SchedulerConfig, Speculation
 from outrider.config import SpeculationDefault
+from outrider.control.adaptive import Adaptive
+from outrider.control.base import Controller, LoadedMethod
 from outrider.control.fair_share import FairShare
+from outrider.control.pass_costs import PassCosts
 from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError
@@ -59,7 +62,7 @@ class Fickle:
         self.stats.append(stats)
 
 
-def engine(rule: str, backend: str, controller: Fickle | None = None) -> Engine:
+def engine(rule: str, backend: str, controller: Controller | None = None) -> Engine:
     target = BACKENDS[backend](0)
     configs = [with_roles(by_id(name), {Role.HEAD: name}) for name in METHODS]
     models = draft_models(backend)
@@ -95,6 +98,41 @@ def test_no_decision_of_a_controller_changes_a_text(setting: str, rule: str, bac
     assert total.draft + total.wasted > 0
     assert total.decode == sum(request.stats.rounds for request in requests)
     assert total.draft == sum(sum(request.stats.accepted) for request in requests)
+
+
+@pytest.mark.parametrize(
+    "profile", [{1: 1e-6, 64: 1e-6}, {1: 1e-3, 8: 1e-3, 64: 1.0}, None], ids=["free", "stairs", "-"]
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rule", target_only_rules())
+@pytest.mark.parametrize("setting", ["greedy", "temperature"])
+def test_what_pays_changes_no_text(
+    setting: str, rule: str, backend: str, profile: dict[int, float] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Adaptive, "_pays", lambda *_: True)  # tiny targets are faster than any drafter
+    methods = [LoadedMethod(name, 12, place == 2) for place, name in enumerate(METHODS)]
+    controller = Adaptive(12, methods, PassCosts(profile))
+    made = engine(rule, backend, controller)
+    for algorithm in (None, "suffix", "eagle3"):
+        controller.default = SpeculationDefault(algorithm=algorithm)
+        requests = [made.submit(prompt, SETTINGS[setting]) for prompt in PROMPTS]
+        while not made.idle:
+            made.step()
+        assert [tuple(request.output_ids) for request in requests] == plain(setting, backend)
+        made.pool.check()
+
+
+def test_the_controller_is_the_one_that_was_asked_for() -> None:
+    def controller(speculation: object) -> object:
+        with LLM.from_model(BACKENDS["hf"](0), speculation=speculation) as llm:  # type: ignore[arg-type]
+            return type(llm.engine.controller)
+
+    assert (
+        controller({"method": "auto", "adaptive": True}) is controller(Speculation("suffix", adaptive=True)) is Adaptive
+    )
+    assert controller("auto") is controller({"method": "suffix", "adaptive": False}) is FairShare
+    with pytest.raises(ConfigError, match="adaptive must be"):
+        controller({"method": "suffix", "adaptive": "yes"})
 
 
 def test_two_methods_with_one_draft_model_are_refused() -> None:

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from outrider.config import CacheConfig, SchedulerConfig, Speculation, read_config
+from outrider.control.adaptive import Adaptive
 from outrider.control.base import Controller, LoadedMethod
 from outrider.control.fair_share import FairShare
+from outrider.control.pass_costs import PassCosts
 from outrider.drafters import draftless
 from outrider.drafters.base import DrafterConfig, Workbench, check_rollback
 from outrider.engine.engine import Engine
+from outrider.engine.profile import pass_profile
 from outrider.errors import ConfigError
 from outrider.heads.checkpoint import HeadCheckpoint
 from outrider.heads.loading import kind_of
@@ -97,6 +100,7 @@ def configured_engine(
         needs[str(path)] = model.row_bytes
         return model, its_tokenizer
 
+    others = _others(algorithms, config, verifier, target)
     engine = build_engine(
         target,
         tokenizer,
@@ -106,7 +110,8 @@ def configured_engine(
         load=load_draft,
         heads=heads,
         scheduler=limits,
-        others=_others(algorithms, config, verifier, target),
+        controller=_adaptive((config, *others), target) if plan.adaptive else None,
+        others=others,
         reserve=needs.__setitem__,
     )
     check_fits(pool, needs, target.device)
@@ -164,7 +169,7 @@ def build_engine(  # noqa: PLR0913 - the one place where all parts meet
         drafters={name: each.build(workbench) for name, each in zip(names, methods, strict=True)},
         verifier=verifier,
         config=_sized(scheduler or SchedulerConfig(), target),
-        controller=controller or _fair_share(names, methods),
+        controller=controller or _fair_share(methods),
         vocabulary=vocabulary,
     )
 
@@ -180,12 +185,22 @@ def _sized(config: SchedulerConfig, target: TargetModel) -> SchedulerConfig:
     return replace(config, mixed_prompt_rows=12 if target.device.type == "cpu" else 256)
 
 
-def _fair_share(names: Sequence[str], methods: Sequence[DrafterConfig]) -> FairShare:
-    loaded = [
-        LoadedMethod(name, each.most_nodes, each.needs.reads_prediction)
-        for name, each in zip(names, methods, strict=True)
-    ]
+def _fair_share(methods: Sequence[DrafterConfig]) -> FairShare:
+    loaded = _loaded(methods)
     return FairShare(max(each.most_nodes for each in loaded), methods=loaded)
+
+
+def _adaptive(methods: Sequence[DrafterConfig], target: TargetModel) -> Adaptive:
+    loaded = _loaded(methods)
+    return Adaptive(max(each.most_nodes for each in loaded), loaded, PassCosts(pass_profile(target)))
+
+
+def _loaded(methods: Sequence[DrafterConfig]) -> list[LoadedMethod]:
+    """The methods as a controller sees them."""
+    return [
+        LoadedMethod(name, each.most_nodes, each.needs.reads_prediction)
+        for name, each in zip(_names_of(methods), methods, strict=True)
+    ]
 
 
 def _names_of(methods: Sequence[DrafterConfig]) -> list[str]:
