@@ -53,6 +53,13 @@ def test_a_shape_is_learned_from_rounds_alone() -> None:
         assert costs.seconds(rows) == pytest.approx(stairs(rows), rel=0.25)
 
 
+def test_long_prompts_say_nothing_of_small_passes() -> None:
+    costs = PassCosts(STAIRCASE)
+    for _ in range(100):
+        costs.observe(2048, 1.0)
+    assert costs.seconds(8) == pytest.approx(STAIRCASE[8])
+
+
 def test_one_interrupted_round_changes_little() -> None:
     costs = PassCosts(STAIRCASE)
     costs.observe(8, 60.0)
