@@ -56,7 +56,7 @@ class PassCosts:
         return self._tables[size]
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Learn from a round; one of far more rows than any that was profiled, such as a long prompt's, tells little."""
+        """Learn from a round; one of far more rows than were profiled, such as a long prompt's, tells little."""
         if not 1 <= rows <= 2 * self._rows[-1] or seconds <= 0:
             return
         self._rounds += 1
