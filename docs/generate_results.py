@@ -217,7 +217,7 @@ def source(name: str, bench: dict[str, Any]) -> str:
     """The file with all figures, its date and commit, and which of these it does not record."""
     machine = bench.get("machine", {})
     date, commit = bench.get("created") or machine.get("date"), machine.get("commit")
-    peer = "arms" in bench or "ratio_of_prefill" in bench
+    peer = "ratio_of_prefill" in bench or any("llama" in str(arm) for arm in bench.get("arms", ()))
     kept = {"date": date, "commit": commit, "machine": machine}
     kept |= {"build flags of the other engines": bench.get("builds")} if peer else {}
     when = " of ".join(part for part in ((date or "")[:10], f"commit {commit[:12]}" if commit else "") if part)
