@@ -56,9 +56,7 @@ def _add_middleware(app: FastAPI, desk: Desk, board: Board) -> None:
             CORSMiddleware,
             allow_origins=list(desk.settings.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=[
-                "*"
-            ],  # OpenAI's client sends a dozen of its own; the origins are known, and keys are no cookies
+            allow_headers=["*"],  # OpenAI's client sends a dozen of its own; the origins are known, keys are no cookies
             expose_headers=["X-Request-Id", "Retry-After", "X-Should-Retry"],
         )
     app.add_middleware(AccessLog, metrics=board.requests, algorithm=lambda: board.facts.algorithm, tracer=tracer)
