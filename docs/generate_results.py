@@ -220,7 +220,8 @@ def source(name: str, bench: dict[str, Any]) -> str:
     peer = "ratio_of_prefill" in bench or any("llama" in str(arm) for arm in bench.get("arms", ()))
     kept = {"date": date, "commit": commit, "machine": machine}
     kept |= {"build flags of the other engines": bench.get("builds")} if peer else {}
-    when = " of ".join(part for part in ((date or "")[:10], f"commit {commit[:12]}" if commit else "") if part)
+    made = f"commit {commit[:12]}{' with changes' * commit.endswith('-dirty')}" if commit else ""
+    when = " of ".join(part for part in ((date or "")[:10], made) if part)
     lacking = ", ".join(what for what, value in kept.items() if not value)
     notes = [part for part in (when, f"not recorded: {lacking}" if lacking else "") if part]
     return f"All figures: `results/{name}`" + (f" ({'; '.join(notes)})" if notes else "") + "."

@@ -126,7 +126,9 @@ def conditions(bench: dict[str, Any]) -> Iterator[str]:
         arms = sorted(arm["arm"] for arm in bench["arms"] if arm["engine"] == engine)
         mine = any(drafts(arm) for arm in bench["arms"] if arm["engine"] == engine)
         model = f"with {bench['draft'].removesuffix('.gguf')} as draft model" if mine else "without a draft model"
-        yield f"{_NAMES.get(engine, engine)} ran {', '.join(f'`{arm}`' for arm in arms)}, {model}."
+        version = bench["versions"].get(engine, "") if engine != OURS else ""
+        name = f"{_NAMES.get(engine, engine)}{f' ({version})' * bool(version)}"
+        yield f"{name} ran {', '.join(f'`{arm}`' for arm in arms)}, {model}."
 
 
 def machine(bench: dict[str, Any]) -> str:
