@@ -25,7 +25,8 @@ ROWS: Final = (1, 2, 4, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64)
 _CONTEXT: Final = 128
 _PAGE: Final = 16
 _SECONDS: Final = 3.0
-"""Longest measurement."""
+"""After this time nothing more is measured but small passes that were not yet."""
+_SMALL: Final = 16
 _SAMPLES: Final = 5
 _KEY: Final = "text"
 _log: Final = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def profiles_folder() -> Path:
 
 
 def pass_profile(target: TargetModel) -> dict[int, float] | None:
-    """Seconds of a pass by rows, from disk or measured in at most three seconds.
+    """Seconds of a pass by rows, from disk or measured, which takes about three seconds.
 
     None where passes run on other than the kernels' threads: what they cost is learned from rounds then.
     """
@@ -59,7 +60,7 @@ def pass_profile(target: TargetModel) -> dict[int, float] | None:
 
 
 def measured(target: TargetModel, seconds: float = _SECONDS) -> dict[int, float]:
-    """Median seconds of passes over each number of rows after a short context; every number gets a pass at least."""
+    """Median seconds of passes by rows, after a short context; large passes are left out where there is no time."""
     rows = [count for count in ROWS if _CONTEXT + count < target.context_length] or [1]
     context = min(_CONTEXT, target.context_length - rows[-1] - 1)
     cache = KVPool(_PAGE * (2 + (context + rows[-1]) // _PAGE), _PAGE).cache("profile")
@@ -70,14 +71,14 @@ def measured(target: TargetModel, seconds: float = _SECONDS) -> dict[int, float]
     begun = time.perf_counter()
     for turn in range(_SAMPLES):
         for count in rows:
-            if turn and time.perf_counter() - begun > seconds:
+            if (turn or count > _SMALL) and time.perf_counter() - begun > seconds:
                 break
             tree = TreeBuilder(tokens[0]).chain(tokens[1:count]).build()
             batch = TreeBatch.pack([SequenceRows(_KEY, context, (), tree)], target.device)
             before = time.perf_counter()
             target.forward(batch, cache)
             samples[count].append(time.perf_counter() - before)
-    return {count: statistics.median(times) for count, times in samples.items()}
+    return {count: statistics.median(times) for count, times in samples.items() if times}
 
 
 def _name(target: TargetModel) -> str:
