@@ -95,7 +95,6 @@ class Adaptive:
         """Whether the round belongs to the control group; None if it is compared with none."""
         self.default = SpeculationDefault()
         self._wishes = FairShare(most_nodes, methods=methods)
-        self._names = [method.name for method in methods]
         self._survival = SurvivalEstimates()
         self._known: WeakKeyDictionary[Request, _History] = WeakKeyDictionary()
         self._drafted: dict[Request, TokenTree] = {}
@@ -190,7 +189,8 @@ class Adaptive:
         rows = sum(turn.least_rows for turn in turns) + held
         prompt = sum(turn.least_rows for turn in turns if not turn.decodes)
         table = self.costs.table(rows + len(chances))
-        seconds = table[rows : rows + len(chances) + 1] - prompt * self._alone(prompt)
+        # A prompt's rows are computed in any case; drafts pay for what they add to them.
+        seconds = table[rows - prompt] + table[rows : rows + len(chances) + 1] - table[rows]
         gains = np.array([-chance for chance, _, _ in chances])
         tokens = len(decoding) + np.concatenate([[0.0], np.cumsum(gains)])
         spent = self._draft_cost([turn for turn in decoding if turn.request in self._drafted])
@@ -200,10 +200,6 @@ class Adaptive:
         least = (1.0 + np.cumsum(own, axis=0)).min(axis=1)
         worth[least * seconds[0] < _FAIR * seconds] = 0.0
         return int(np.argmax(worth))
-
-    def _alone(self, prompt: int) -> float:
-        """Seconds of a prompt's row in a pass of many: what it takes anyway, whoever decodes beside it."""
-        return float(self.costs.table(64)[64]) / 64 if prompt else 0.0
 
     def observe(self, turns: Sequence[Turn], stats: RoundStats) -> None:
         """Learn what was accepted and what it cost."""
