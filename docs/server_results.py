@@ -12,7 +12,8 @@ def throughput(bench: dict[str, Any]) -> list[str]:
     head = (
         f"**Throughput**, {bench['model']}, prompts of {asked['tokens']['least']} to {asked['tokens']['most']} tokens "
         f"from `{asked['file']}`, {bench['max_tokens']} output tokens at most, greedy, {machine(bench)}. Tokens per "
-        f"second of the whole server, prompts included, are medians of {rounds} interleaved rounds. So are the ratios, each of one round's own figures:"
+        f"second of the whole server, prompts included, are medians of {rounds} interleaved rounds. "
+        "So are the ratios, each of one round's own figures:"
     )
     lines = ["| clients | server | tokens/s | ÷ `llama-server` | first token |", "|---:|---|---:|---:|---:|"]
     for row in bench["medians"]:
